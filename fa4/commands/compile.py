@@ -112,6 +112,7 @@ def make(
     from fa4.compiled.toolchain import find_toolchain, select_flavour
     from fa4.inspect.codegen import read_kernels
     from fa4.inspect.cubin import disassemble
+    from fa4.inspect.products import read_products
 
     toolchain = select_flavour(flavour) if flavour else find_toolchain()
     started, start = time.time(), time.perf_counter()
@@ -120,6 +121,7 @@ def make(
         artifact = compile_artifact(spec, arch, compile_kernel) if no_cache else build(spec, arch)
     seconds = time.perf_counter() - start
     kernels = read_kernels(artifact.cubin, artifact.ptx)
+    products = read_products(artifact.cubin, artifact.ptx)
     smem = artifact.metadata["dynamic_smem_bytes"]
     text, _ = disassemble(artifact.cubin)
     files: dict[str, str | bytes] = {
@@ -140,7 +142,16 @@ def make(
         "bytes": {name: len(content) for name, content in files.items()},
         "plan": describe_plan(spec),
         "kernels": in_launch_order(
-            [one.with_smem(smem).describe() for one in kernels], smem, titles_of(spec)
+            [
+                {
+                    **one.with_smem(smem).describe(),
+                    "wgmma": products[one.resources.name].instructions,
+                    "wgmma_wait": products[one.resources.name].wait,
+                }
+                for one in kernels
+            ],
+            smem,
+            titles_of(spec),
         ),
         "notes": [str(note.message) for note in notes],
     }
@@ -250,6 +261,11 @@ def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterato
             f"{kernel['instructions']} instructions"
         )
     yield f"spills: {spilled}"
+    if kernel["wgmma_wait"]:
+        yield (
+            f"the compiler WAITS for each of {kernel['wgmma']} wgmma: registers do not suffice "
+            "for all products that are under way"
+        )
     dynamic = kernel["dynamic_smem_bytes"]
     smem, tmem = "", ""
     if kernel["planned"]:

@@ -127,12 +127,18 @@ def test_ignored_registers_are_said() -> None:
     """Planted: a kernel whose setmaxnreg the compiler has dropped."""
     kernel = {"ptx": {"budgets": [("inc", 152)]}, "registers_at_launch": 128, "frame_bytes": 0,
               "instructions": None, "dynamic_smem_bytes": 0, "static_smem_bytes": 0,
-              "planned": False, "ignored_budgets": []}  # fmt: skip
+              "planned": False, "ignored_budgets": [], "wgmma": 64,
+              "wgmma_wait": False}  # fmt: skip
     line = "registers per thread at launch: 128; setmaxnreg: 152 (inc)"
     assert next(compile_command.render_memory(kernel, {})) == line
     kernel["ignored_budgets"] = [152]
     ignoring = next(compile_command.render_memory(kernel, {}))
     assert ignoring == f"{line}; the compiler IGNORES 152"
+    lines = list(compile_command.render_memory(kernel, {"tmem_columns_limit": 0}))
+    assert not any("WAITS" in one for one in lines)
+    kernel["wgmma_wait"] = True
+    lines = list(compile_command.render_memory(kernel, {"tmem_columns_limit": 0}))
+    assert any(one.startswith("the compiler WAITS for each of 64 wgmma") for one in lines)
 
 
 @pytest.mark.parametrize(

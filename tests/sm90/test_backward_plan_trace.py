@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ pytest.importorskip("cutlass")
 
 from fa4.compiled.backward import compile_warpgroup_backward
 from fa4.inspect.codegen import read_kernels
+from fa4.inspect.products import read_products
 from fa4.kit.units import MMA_DEPTH
 from fa4.plan.schema import Arrive, Wait
 from fa4.plan.warpgroup_backward import dq_columns
+from fa4.sm90.backward import consumer
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from tests.sm90.test_plan_trace import init_counts, signalled
+from tests.sm100.altered import Edit, put_in_place
 
 SPECS: dict[str, dict[str, Any]] = {
     "wide": {"head_dim": 128, "head_dim_v": 128, "causal": True, "deterministic": True},
@@ -89,5 +93,29 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) ->
     for columns, depth in products:
         wanted[str(columns)] += LOOPS * (depth // MMA_DEPTH)
     assert shapes == wanted
-    for code in read_kernels(traced.compiled.artifacts.CUBIN):
+    cubin = traced.compiled.artifacts.CUBIN
+    for code in read_kernels(cubin):
         assert code.resources.stack_bytes == code.resources.frame_bytes == 0
+    for products in read_products(cubin, ptx).values():
+        assert products.instructions == products.ptx_instructions
+        assert products.groups == products.ptx_groups and not products.wait
+
+
+def test_too_many_products_under_way_are_seen(tmp_path: Path) -> None:
+    """Planted: dP starts before dQ is done, for which a thread has not the registers."""
+    start = """    signals.wait("do_full", grads)
+    dp = products.upstream(grads.slot)
+    signals.arrive("dp#_done", after="tensor")
+"""
+    edits = [
+        Edit(consumer, start, ""),
+        Edit(consumer, '    signals.wait("s#_done")\n', start + '    signals.wait("s#_done")\n'),
+        Edit(consumer, "wait_products(0 if first else 1, s)", "wait_products(1 + (not first), s)"),
+        Edit(consumer, "wait_products(0, dq)", "wait_products(1, dq)"),
+    ]
+    spec = WarpgroupBackwardSpec(head_dim=64, head_dim_v=64)
+    with pytest.MonkeyPatch.context() as patch:
+        put_in_place(edits, tmp_path, patch)
+        compiled = compile_warpgroup_backward(spec)
+    products = read_products(compiled.artifacts.CUBIN, compiled.artifacts.PTX)
+    assert any(one.wait for one in products.values())

@@ -12,6 +12,7 @@ pytest.importorskip("cutlass")
 
 from fa4.compiled.forward import compile_warpgroup
 from fa4.inspect.codegen import read_kernels
+from fa4.inspect.products import read_products
 from fa4.plan.schema import Arrive, Program, Wait, walk
 from fa4.sm90.forward.spec import WarpgroupSpec
 
@@ -140,9 +141,12 @@ def test_counts_and_registers_are_the_plans(traced: Traced) -> None:
     wanted = {role.registers for role in plan.roles} | set(plan.idle_warps.values())
     assert set(budgets) == wanted
     assert f".reqntid {plan.warps * 32}" in ptx
-    codes = read_kernels(traced.compiled.artifacts.CUBIN)
+    artifacts = traced.compiled.artifacts
+    codes = read_kernels(artifacts.CUBIN)
     assert len(codes) == 1 + traced.spec.split
     assert all(x.resources.stack_bytes == x.resources.frame_bytes == 0 for x in codes)
+    products = read_products(artifacts.CUBIN, artifacts.PTX)
+    assert len(products) == len(codes) and not any(x.wait for x in products.values())
 
 
 def init_counts(ptx: str) -> list[int]:

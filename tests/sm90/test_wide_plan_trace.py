@@ -12,6 +12,7 @@ pytest.importorskip("cutlass")
 
 from fa4.compiled.backward import compile_wide_backward
 from fa4.inspect.codegen import read_kernels
+from fa4.inspect.products import read_products
 from fa4.plan.schema import Arrive, PipelinePlan, Wait
 from fa4.plan.warpgroup_wide import TILE_ROWS
 from fa4.plan.warpgroup_wide_keys import NAMES
@@ -91,8 +92,11 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedWide) -> None
     shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
     columns = (TILE_ROWS, pipeline.tile_n, *pipeline.product_dims)
     assert shapes == set(map(str, columns))
-    for code in read_kernels(traced.compiled.artifacts.CUBIN):
+    artifacts = traced.compiled.artifacts
+    for code in read_kernels(artifacts.CUBIN):
         assert code.resources.stack_bytes == code.resources.frame_bytes == 0
+    products = read_products(artifacts.CUBIN, artifacts.PTX).values()
+    assert sum(x.instructions > 0 for x in products) == 2 and not any(x.wait for x in products)
 
 
 def test_both_kernels_may_run_at_once(traced: TracedWide) -> None:
