@@ -128,6 +128,7 @@ RECORDS = (
     _computed("first_launch", needs=TIMES, also=("fa4.emulator.host.ptx_launch",)),
     _faults("foreign_"),
     _faults("forward_"),
+    _faults("gradient_"),
     _computed(
         "forward_prediction",
         "tests/sim/test_recorded_predictions.py::test_predictions_of_the_forward_kernels",

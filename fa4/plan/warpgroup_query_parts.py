@@ -16,6 +16,7 @@ from fa4.plan.warpgroup_key_parts import START_TILES, UNEVEN
 STORE_STEPS = 7.0
 # The kernel that adds them up takes 5 to 7 us longer in the shortest of those calls.
 SUM_STEPS = 5.0
+# Assumed: no more parts were timed, and a part of fewer steps is mostly its start and its end.
 MOST_PARTS = 32
 FEWEST_STEPS = 4.0  # of a part
 

@@ -301,6 +301,10 @@ RECORDED: dict[str, Callable[[], str]] = {
     "guarded_calls_h200: kernels": lambda: f"{record('guarded_calls_h200')['kernels']}",
     "guarded_calls_h100: kernels": lambda: f"{record('guarded_calls_h100')['kernels']}",
     "guarded_calls_h200: gradients": lambda: f"{guarded_gradients()}",
+    **{
+        f"gradient_faults: {name}": lambda name=name: f"{record('gradient_faults')[name]}"
+        for name in ("executed", "caught", "equivalent", "survived")
+    },
     "warpgroup_backward: in order, times as fast as flash-attn-4": lambda: (
         f"{gradients('warpgroup_backward', in_order=True):.2f}"
     ),

@@ -1,0 +1,93 @@
+"""Which planted synchronisation faults the emulator notices in our Hopper backward kernel.
+
+As backward_faults.py, on two compiled kernels up to head dim 128: dense, with tiles of 128 queries
+and in any order of sums; causal, packed, with tiles of 64 and in a fixed order. Two CTAs, each with
+several query tiles of two heads that share its keys.
+Usage: python -m lab.benchmarks.gradient_faults [--output FILE] [--only NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fa4.emulator import Options
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+from lab.benchmarks.backward_faults import KEYS, PATIENCE, ROWS, kept_results
+from lab.benchmarks.common import record_path, write_record
+from lab.benchmarks.emulated_kernels import Kernel, capture
+from lab.benchmarks.faults import PACKAGES, campaign, show, summary
+
+SPECS: dict[str, dict[str, Any]] = {
+    "Hopper gradients, dense d64": {"head_dim": 64, "head_dim_v": 64},
+    "Hopper gradients, packed causal d80, fixed order": {
+        "head_dim": 80, "head_dim_v": 80, "causal": True, "packed_q": True, "packed_k": True,
+        "deterministic": True,
+    },
+}  # fmt: skip
+VALUES_DONE = "wgmma.wait_group.sync.aligned 1;"  # S's wait has no warp barrier behind it
+BARRIER, COMMIT, NEAR = "bar.warp.sync", "wgmma.commit_group", 6
+FENCE, MEETING = "fence.proxy.async.shared::cta", "bar.sync"  # before dV and dK leave
+BY_Q = (
+    "dO is given back when dV is done; the load warp waits for Q of the same tile before, which is "
+    "given back when dK, a later product, is done"
+)
+BY_THREADS = "where keys are packed, threads store dV and dK, which no other proxy reads before"
+
+
+def reasons(ptx: str, packed: bool) -> dict[tuple[str, int], str]:
+    """Why some faults change nothing: by kind and line. packed: the keys."""
+    lines = ptx.split("\n")
+    found = {}
+    for at, line in enumerate(lines):
+        if VALUES_DONE in line and any(BARRIER in x for x in lines[at + 1 : at + NEAR]):
+            *_, dv, _ = (n for n, x in enumerate(lines[:at]) if COMMIT in x)
+            found["wgmma commit removed", dv + 1] = BY_Q
+            found |= {
+                (kind, at + 1): BY_Q for kind in ("wgmma wait removed", "one group more left")
+            }
+        if packed and FENCE in line and any(MEETING in x for x in lines[at + 1 : at + NEAR]):
+            found["proxy fence removed", at + 1] = BY_THREADS
+    return found
+
+
+def gradient_kernel(name: str) -> Kernel:
+    """One of `SPECS`."""
+    from fa4.testing import Case
+    from tests.sm100.backward_kernel import arguments, compile_gradients, prepare
+    from tests.sm100.forward_kernel import make_inputs
+
+    spec = WarpgroupBackwardSpec(**SPECS[name])
+    case = Case(
+        layout="packed", lengths=((ROWS, KEYS),), group=2, head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v, dtype="bf16", causal=spec.causal,
+    )  # fmt: skip
+    inputs = make_inputs(spec, case)
+    call = arguments(spec, inputs, prepare(spec, inputs))
+    compiled = compile_gradients(spec, spec.gpu.arch)
+    kernel = capture(name, lambda session: session.call(compiled, call, {}), arch="sm_90a")
+    steps = kernel.run(Options(schedule="adversarial")).steps
+    choices: dict[str, Any] = {"max_steps": PATIENCE * steps}
+    if spec.deterministic:  # one CTA after the other, so that all runs poll as often
+        choices |= {"ordered_sums": True, "resident_clusters": 1, "clusters_limit": 1}
+    return replace(kernel, choices=choices, why=reasons(kernel.launch.ptx, spec.packed_k))
+
+
+def main() -> None:
+    """Run everything or one kernel, print it, write the result file, which keeps the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=record_path("gradient_faults"))
+    parser.add_argument("--only", choices=SPECS, help="run this one; keep the file's others")
+    options = parser.parse_args()
+    kept = kept_results(options.output) if options.only and options.output.exists() else {}
+    for name in [options.only] if options.only else SPECS:
+        kept[name] = campaign(gradient_kernel(name))
+        show(kept[name])
+    report = summary([kept[name] for name in SPECS if name in kept])
+    write_record(options.output, report, PACKAGES, whole=not options.only)
+
+
+if __name__ == "__main__":
+    main()
