@@ -10,12 +10,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# A shell's background jobs, these tests among them perhaps, ignore SIGINT and hand that on.
+HEARD, IGNORED = "default_int_handler", "SIG_IGN"
+HEARING = f"import signal; signal.signal(signal.SIGINT, signal.{HEARD})"
+
 # `fa4` in a process that gets SIGINT when a module is imported, or some seconds after.
 DRIVER = """
 import signal
 import sys
 
-moment, seconds, *arguments = sys.argv[1:]
+handler, moment, seconds, *arguments = sys.argv[1:]
+signal.signal(signal.SIGINT, getattr(signal, handler))
 
 class Striker:
     def find_spec(self, name, path=None, target=None):
@@ -32,10 +37,12 @@ main()
 """
 
 
-def strike(moment: str, seconds: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+def strike(
+    moment: str, seconds: float, *arguments: str, handler: str = HEARD
+) -> subprocess.CompletedProcess[str]:
     """`fa4 <arguments>`, interrupted `seconds` after it begins to import the module `moment`."""
     return subprocess.run(
-        [sys.executable, "-c", DRIVER, moment, str(seconds), *arguments],
+        [sys.executable, "-c", DRIVER, handler, moment, str(seconds), *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
         env={"FA4_CACHE": "0", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -58,10 +65,17 @@ def test_ctrl_c_is_one_line(moment: str, seconds: float, command: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "fa4: interrupted\n")
 
 
+def test_a_background_job_goes_on() -> None:
+    """It ignores SIGINT, as its shell wants."""
+    done = strike("typer", 0.0, "doctor", handler=IGNORED)
+    assert done.returncode == 0 and done.stdout.startswith("fa4 ")
+
+
 def test_ctrl_c_lets_files_be_cleaned_up(tmp_path: Path) -> None:
     """What is being written is removed: the exception is raised where code can handle it."""
     code = f"""
-import signal, sys
+{HEARING}
+import sys
 from pathlib import Path
 from fa4 import cli
 from fa4.commands import doctor
@@ -87,8 +101,9 @@ cli.main()
 
 def test_an_interrupt_in_a_destructor_is_not_forgotten() -> None:
     """Python prints such exceptions and goes on."""
-    code = """
-import signal, sys
+    code = f"""
+{HEARING}
+import sys
 from fa4 import cli
 from fa4.commands import doctor
 
@@ -96,7 +111,7 @@ class Left:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
-doctor.diagnose = lambda: Left() and {}
+doctor.diagnose = lambda: Left() and dict()
 doctor.render = lambda report: "went on"
 sys.argv = ["fa4", "doctor"]
 cli.main()
