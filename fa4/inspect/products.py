@@ -33,7 +33,8 @@ class KernelProducts:
     @property
     def wait(self) -> bool:
         """Does ptxas wait for each instruction, where the PTX has groups of several?"""
-        return self.ptx_instructions > self.ptx_groups and self.instructions == self.groups
+        grouped = self.ptx_instructions > self.ptx_groups
+        return grouped and 0 < self.instructions == self.groups
 
 
 def read_products(cubin: bytes, ptx: str) -> dict[str, KernelProducts]:

@@ -328,7 +328,8 @@ def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
 def _step(pipeline: WarpgroupBackwardPipeline, i: int, *, first: bool = False) -> Program:
     """A query tile, and dQ of the one before under the first half of its exponentials.
 
-    dV's product is issued when dS is written.
+    dV's product is issued when dS is written. Where scores are kept beside P, the kernel computes
+    all exponentials under dQ.
     """
     tile, elements = pipeline.tile_m // 2, pipeline.tile_m * WARPGROUP_ROWS
     half = unpacked(mufu=tile / 2, fma=tile / 2, alu=tile / 4)

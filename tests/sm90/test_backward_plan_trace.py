@@ -14,7 +14,7 @@ pytest.importorskip("cutlass")
 
 from fa4.compiled.backward import compile_warpgroup_backward
 from fa4.inspect.codegen import read_kernels
-from fa4.inspect.products import read_products
+from fa4.inspect.products import KernelProducts, read_products
 from fa4.kit.units import MMA_DEPTH
 from fa4.plan.schema import Arrive, Wait
 from fa4.plan.warpgroup_backward import dq_columns
@@ -27,6 +27,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "wide": {"head_dim": 128, "head_dim_v": 128, "causal": True, "deterministic": True},
     "plain": {"head_dim": 104, "head_dim_v": 128, "deterministic": True},
     "narrow": {"head_dim": 64, "head_dim_v": 64},
+    "capped": {"head_dim": 128, "head_dim_v": 128, "causal": True, "softcap": True},
     "parts": {"head_dim": 72, "head_dim_v": 128, "causal": True, "key_parts": True},
     "packed": {"head_dim": 48, "head_dim_v": 120, "packed_q": True, "packed_k": True},
 }
@@ -99,6 +100,16 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) ->
     for products in read_products(cubin, ptx).values():
         assert products.instructions == products.ptx_instructions
         assert products.groups == products.ptx_groups and not products.wait
+
+
+def test_what_is_no_cubin_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a cubin"):
+        read_products(b"", "")
+
+
+def test_kernels_without_machine_code_do_not_wait() -> None:
+    assert not KernelProducts(0, 0, 64, 10).wait and KernelProducts(64, 64, 64, 10).wait
+    assert not KernelProducts(64, 10, 64, 10).wait and not KernelProducts(5, 5, 5, 5).wait
 
 
 def test_too_many_products_under_way_are_seen(tmp_path: Path) -> None:
