@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,39 +35,43 @@ PATIENCE = 5  # times the steps of the whole kernel: who polls for longer polls 
 
 def backward_kernel(name: str) -> Kernel:
     """One of `SPECS`."""
+    return captured(name, BackwardSpec(head_dim=128, head_dim_v=128, **SPECS[name]))
+
+
+def captured(name: str, spec: Any) -> Kernel:
+    """The launch of a backward spec's main kernel, Blackwell's or Hopper's."""
     from fa4.testing import Case
     from tests.sm100.backward_kernel import arguments, compile_gradients, prepare
     from tests.sm100.forward_kernel import make_inputs
 
-    spec = BackwardSpec(head_dim=128, head_dim_v=128, **SPECS[name])
     case = Case(
-        layout="packed", lengths=((ROWS, KEYS),), group=2, head_dim=128, head_dim_v=128,
-        dtype="bf16", causal=spec.causal,
+        layout="packed", lengths=((ROWS, KEYS),), group=2, head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v, dtype="bf16", causal=spec.causal,
     )  # fmt: skip
-    inputs = make_inputs(spec, case)
+    inputs, arch = make_inputs(spec, case), spec.gpu.arch
     call = arguments(spec, inputs, prepare(spec, inputs))
-    compiled = compile_gradients(spec)
-    kernel = capture(name, lambda session: session.call(compiled, call, {}))
+    compiled = compile_gradients(spec, arch)
+    kernel = capture(name, lambda session: session.call(compiled, call, {}), arch=arch)
     steps = kernel.run(Options(schedule="adversarial")).steps
-    choices = {"max_steps": PATIENCE * steps}
-    if (
-        spec.deterministic
-    ):  # one CTA after the other, so that how often they poll is always the same
+    choices: dict[str, Any] = {"max_steps": PATIENCE * steps}
+    if spec.deterministic:  # one CTA after the other, so that all runs poll as often
         choices |= {"ordered_sums": True, "resident_clusters": 1, "clusters_limit": 1}
     return replace(kernel, choices=choices)
 
 
-def main() -> None:
-    """Run everything or one kernel, print it, write the result file, which keeps the others."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=record_path("backward_faults"))
-    parser.add_argument("--only", choices=SPECS, help="run this one; keep the file's others")
+def run_campaigns(
+    about: str | None, record: str, names: Iterable[str], make: Callable[[str], Kernel]
+) -> None:
+    """Run every kernel or one, print it, write the result file, which keeps the others."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--output", type=Path, default=record_path(record))
+    parser.add_argument("--only", choices=names, help="run this one; keep the file's others")
     options = parser.parse_args()
     kept = kept_results(options.output) if options.only else {}
-    for name in [options.only] if options.only else SPECS:
-        kept[name] = campaign(backward_kernel(name))
+    for name in [options.only] if options.only else names:
+        kept[name] = campaign(make(name))
         show(kept[name])
-    report = summary([kept[name] for name in SPECS if name in kept])
+    report = summary([kept[name] for name in names if name in kept])
     write_record(options.output, report, PACKAGES, whole=not options.only)
 
 
@@ -76,4 +81,4 @@ def kept_results(path: Path) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_campaigns(__doc__, "backward_faults", SPECS, backward_kernel)

@@ -8,17 +8,12 @@ Usage: python -m lab.benchmarks.gradient_faults [--output FILE] [--only NAME]
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fa4.emulator import Options
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
-from lab.benchmarks.backward_faults import KEYS, PATIENCE, ROWS, kept_results
-from lab.benchmarks.common import record_path, write_record
-from lab.benchmarks.emulated_kernels import Kernel, capture
-from lab.benchmarks.faults import PACKAGES, campaign, show, summary
+from lab.benchmarks.backward_faults import captured, run_campaigns
+from lab.benchmarks.emulated_kernels import Kernel
 
 SPECS: dict[str, dict[str, Any]] = {
     "Hopper gradients, dense d64": {"head_dim": 64, "head_dim_v": 64},
@@ -55,39 +50,10 @@ def reasons(ptx: str, packed: bool) -> dict[tuple[str, int], str]:
 
 def gradient_kernel(name: str) -> Kernel:
     """One of `SPECS`."""
-    from fa4.testing import Case
-    from tests.sm100.backward_kernel import arguments, compile_gradients, prepare
-    from tests.sm100.forward_kernel import make_inputs
-
     spec = WarpgroupBackwardSpec(**SPECS[name])
-    case = Case(
-        layout="packed", lengths=((ROWS, KEYS),), group=2, head_dim=spec.head_dim,
-        head_dim_v=spec.head_dim_v, dtype="bf16", causal=spec.causal,
-    )  # fmt: skip
-    inputs = make_inputs(spec, case)
-    call = arguments(spec, inputs, prepare(spec, inputs))
-    compiled = compile_gradients(spec, spec.gpu.arch)
-    kernel = capture(name, lambda session: session.call(compiled, call, {}), arch="sm_90a")
-    steps = kernel.run(Options(schedule="adversarial")).steps
-    choices: dict[str, Any] = {"max_steps": PATIENCE * steps}
-    if spec.deterministic:  # one CTA after the other, so that all runs poll as often
-        choices |= {"ordered_sums": True, "resident_clusters": 1, "clusters_limit": 1}
-    return replace(kernel, choices=choices, why=reasons(kernel.launch.ptx, spec.packed_k))
-
-
-def main() -> None:
-    """Run everything or one kernel, print it, write the result file, which keeps the others."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=record_path("gradient_faults"))
-    parser.add_argument("--only", choices=SPECS, help="run this one; keep the file's others")
-    options = parser.parse_args()
-    kept = kept_results(options.output) if options.only and options.output.exists() else {}
-    for name in [options.only] if options.only else SPECS:
-        kept[name] = campaign(gradient_kernel(name))
-        show(kept[name])
-    report = summary([kept[name] for name in SPECS if name in kept])
-    write_record(options.output, report, PACKAGES, whole=not options.only)
+    kernel = captured(name, spec)
+    return replace(kernel, why=reasons(kernel.launch.ptx, spec.packed_k))
 
 
 if __name__ == "__main__":
-    main()
+    run_campaigns(__doc__, "gradient_faults", SPECS, gradient_kernel)
