@@ -26,6 +26,7 @@ from fa4.call.arrays import is_torch
 from fa4.call.call import Call
 from fa4.compiled.build import build
 from fa4.compiled.launch import (
+    COUNTS,
     WORKSPACE,
     BackwardArguments,
     backward_template,
@@ -47,8 +48,8 @@ class PreparedBackward(NamedTuple):
     """What is the same for all calls of a form.
 
     sizes: the call without its tensors. kernel: None for an empty call. template: what a launch
-    takes, without the tensors. workspace: shapes of the scratch tensors in float32, None for one
-    that is not needed; turns: of those in int32. fills: which gradients are to be zero before the
+    takes, without the tensors. workspace: names and shapes of the scratch tensors, None for one
+    that is not needed. fills: which gradients are to be zero before the
     launch, as rows of no sequence are not written; () for none. query_parts, key_parts:
     in how many dQ, or dK and dV, are summed in float32 before they are added up; 1 where they are
     written whole. regular: can TMA
@@ -60,8 +61,7 @@ class PreparedBackward(NamedTuple):
     sizes: BackwardCall
     kernel: Callable[..., Any] | None
     template: BackwardArguments
-    workspace: tuple[tuple[int, ...] | None, ...]
-    turns: tuple[int, ...] | None
+    workspace: tuple[tuple[str, tuple[int, ...] | None], ...]
     fills: tuple[bool, ...]
     query_parts: int
     key_parts: int
@@ -134,8 +134,7 @@ def _prepare(call: Call, find_machine: FindMachine, given: tuple[bool, bool]) ->
         sizes=sizes,
         kernel=kernel,
         template=backward_template(sizes, spec),
-        workspace=tuple(shapes.get(name) for name in WORKSPACE if name != "turns"),
-        turns=shapes.get("turns"),
+        workspace=tuple((name, shapes.get(name)) for name in WORKSPACE),
         fills=_rows_to_fill(sizes),
         query_parts=find_query_parts(sizes, gpu),
         key_parts=find_key_parts(sizes, gpu),
@@ -207,8 +206,8 @@ def launch_backward(
     start(
         prepared.kernel, q, k, v, out, dout, _rows(lse, row_strides), dlse, residual,
         dq, dk, dv, dsink,
-        *[None if shape is None else new(lse, shape) for shape in prepared.workspace],
-        prepared.turns and new_tensor(q, prepared.turns, None, "int32"),
+        *[shape and new_tensor(q, shape, None, "int32") if name in COUNTS
+          else shape and new(lse, shape) for name, shape in prepared.workspace],
         *parts,
         *template[_NUMBERS:],
     )  # fmt: skip

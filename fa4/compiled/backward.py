@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.compiled.host_code import compile_host
-from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
+from fa4.compiled.launch import COUNTS, WORKSPACE, BackwardArguments, workspace_shapes
 from fa4.compiled.stand_ins import ALIGN_BYTES, StandIns
 from fa4.plan import require_sound
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
@@ -86,7 +86,7 @@ def _workspace(spec: AnySpec, heads: Any) -> dict[str, Any]:
     tiles = cute.sym_int()
     found = {}
     for name, shape in workspace_shapes(spec, heads, tiles).items():
-        element = Int32 if name == "turns" else Float32
+        element = Int32 if name in COUNTS else Float32
         strides, step = [1], 1
         for size in reversed(shape[2:]):
             step *= size

@@ -14,7 +14,8 @@ from fa4.kit.features import BackwardFeatures, CallFeatures
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 VECTORS = ("sink", *LENGTHS, "aux")
-WORKSPACE = ("dq_accum", "stats", "sink_parts", "turns")  # of the backward kernels
+WORKSPACE = ("dq_accum", "stats", "sink_parts", "turns", "drawn")  # of the backward kernels
+COUNTS = ("turns", "drawn")  # of these, those that are int32
 ALIGN_BYTES = 16  # TMA: of addresses and strides (PTX ISA, tensormap; CUDA driver API)
 
 
@@ -127,8 +128,9 @@ class BackwardArguments(NamedTuple):
     """What the compiled backward kernels take: the parameters of `fa4.sm100.backward.host`.
 
     out, lse: of the forward pass. dlse, residual (of out), sink, dsink: None where their spec has
-    no use for them. dq_accum to turns: as `fa4.sm100.backward.workspace` describes them,
-    uninitialised; turns is None without a fixed order, sink_parts without a sink. dq_parts:
+    no use for them. dq_accum to drawn: as `fa4.sm100.backward.workspace` describes them,
+    uninitialised; turns is None without a fixed order, sink_parts without a sink, drawn where CTAs
+    do not draw work tiles. dq_parts:
     dQ in float32 with a head for each part of the keys, None where these are not divided. dk_parts,
     dv_parts: the same of dK and dV and of the query heads (`fa4.sm90.backward.parts`). The rest as
     in `LaunchArguments`.
@@ -150,6 +152,7 @@ class BackwardArguments(NamedTuple):
     stats: Any
     sink_parts: Any
     turns: Any
+    drawn: Any
     dq_parts: Any
     dk_parts: Any
     dv_parts: Any
@@ -201,7 +204,7 @@ def workspace_shapes(spec: Any, heads: Any, tiles: Any) -> dict[str, tuple[Any, 
     """The shapes of what the kernels of a backward spec hand one another, by name.
 
     heads: of queries. tiles: of a head's queries, as `fa4.sm100.backward.workspace.tiles_of` counts
-    those of the spec's `block_rows`. All are float32 but the turns, which are int32.
+    those of the spec's `block_rows`. All are float32 but COUNTS, which are int32.
     """
     shapes: dict[str, tuple[Any, ...]] = {}
     if spec.adds_up_dq:
@@ -211,6 +214,8 @@ def workspace_shapes(spec: Any, heads: Any, tiles: Any) -> dict[str, tuple[Any, 
         shapes["sink_parts"] = (heads, tiles)
     if spec.deterministic:
         shapes["turns"] = (heads, tiles, spec.dq_counters)
+    if getattr(spec, "draws_work", False):
+        shapes["drawn"] = (1, 1)
     return shapes
 
 

@@ -41,14 +41,16 @@ from fa4.plan.schema import (
 )
 from fa4.plan.warpgroup_code import unpacked
 from fa4.plan.work import WARPGROUP, mma
+from fa4.plan.work_queue import PLACES, draw_number, queue_signals, read_number
 
 CONSUMERS = 2
-STAGES = 2  # of Q, dO and dS
+STAGES = 2  # of Q, dO and dS, and of K
+WORK_WORDS = 8  # of 4 bytes, that describe a work tile
 KEY_RUN_COLS = 16  # of K, the fewest that are swizzled
 NARROW, TALL = WARPGROUP_ROWS, 2 * WARPGROUP_ROWS  # queries of a tile
 RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
-BARRIER_BYTES = 8 * 16
+BARRIER_BYTES = 8 * 40
 FLOAT_BYTES = 4
 # CTAs of each SM, at least, that the heads have whose longest work tiles start first. Of 40 random
 # calls timed on an H200 (docs/hopper.md), 1 was up to 17% slower and 3 up to 21%.
@@ -153,7 +155,6 @@ def warpgroup_backward_plan(pipeline: WarpgroupBackwardPipeline, gpu: Gpu) -> Pi
         signals=tuple(_signals(pipeline)),
         buffers=tuple(buffers),
         trips=("q_tiles",),
-        persistent=False,
         turns=turns,
     )
 
@@ -208,15 +209,17 @@ def _tile_bytes(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
 
 def _lay_out(pipeline: WarpgroupBackwardPipeline) -> list[Buffer]:
     layout, size = Layout(), _tile_bytes(pipeline)
-    for name, stages in (("q", STAGES), ("do", STAGES), ("k", CONSUMERS), ("v", CONSUMERS)):
-        layout.add(name, "smem", size[name], stages=stages, align=TILE_ALIGN_BYTES)
-    for i in range(CONSUMERS):
-        layout.add(f"ds{i}", "smem", size["ds"], stages=STAGES, align=TILE_ALIGN_BYTES)
+    for name in ("q", "do"):
+        layout.add(name, "smem", size[name], stages=STAGES, align=TILE_ALIGN_BYTES)
+    for name, stages in (("k", STAGES), ("v", 1), ("ds", STAGES)):
+        for i in range(CONSUMERS):
+            layout.add(f"{name}{i}", "smem", size[name], stages=stages, align=TILE_ALIGN_BYTES)
     for i in range(CONSUMERS):
         layout.add(f"dq{i}", "smem", _dq_bytes(pipeline), align=SLOT_ALIGN_BYTES)
     for name in ("lse", "d"):
         layout.add(name, "smem", stats_bytes(pipeline), stages=STAGES, align=SLOT_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
+    layout.add("work", "smem", 4 * WORK_WORDS, stages=PLACES, align=SLOT_ALIGN_BYTES)
     return layout.buffers
 
 
@@ -227,54 +230,80 @@ def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
     """
     names, size = [f"consumer{i}" for i in range(CONSUMERS)], _tile_bytes(pipeline)
     releases = dict.fromkeys(names, RELEASES)
-    signals = [Signal(name="met", arrivals=releases, waiters=tuple(names))]
-    for ring, keys in (("q", "k"), ("do", "v")):
-        signals += [
-            Signal(name=f"{ring}_full", arrivals={"load": 1}, waiters=tuple(names), stages=STAGES,
-                   tx_bytes=size[ring] + stats_bytes(pipeline),
-                   first_tx_bytes=CONSUMERS * size[keys]),
-            Signal(name=f"{ring}_empty", arrivals=releases, waiters=("load",), stages=STAGES,
-                   free=STAGES),
-        ]  # fmt: skip
+    readers = releases | {f"reduce{i}": 1 for i in range(CONSUMERS)}
+    signals = [
+        *(Signal(name=name, arrivals=releases, waiters=tuple(names)) for name in ("met", "left")),
+        *queue_signals(readers),
+        *(x for name in ("q", "do")
+          for x in _loads(name, STAGES, size[name] + stats_bytes(pipeline), names, releases)),
+    ]  # fmt: skip
     for i, name in enumerate(names):
+        sender = {f"reduce{i}": 1}
+        signals += [
+            *_loads(f"k{i}", STAGES, size["k"], names, sender),
+            *_loads(f"v{i}", 1, size["v"], [name], {name: RELEASES}),
+            Signal(name=f"dv{i}_empty", arrivals=sender, waiters=(name,), free=1),
+        ]
         products = ("s", "dp", "dv", "dq", "dk")
         signals += [
             Signal(name=f"{what}{i}_done", arrivals={name: 1}, waiters=(name,), kind="products")
             for what in products
         ]
         signals += [
-            Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), kind="group"),
-            Signal(name=f"dq{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",)),
+            Signal(name=f"stored{i}", arrivals=sender, waiters=(f"reduce{i}",), kind="group"),
+            *(Signal(name=f"{what}{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",),
+                     stages=stages)
+              for what, stages in (("dq", 1), ("dv", 1), ("dk", STAGES))),
             Signal(name=f"dq{i}_empty", arrivals={f"reduce{i}": 1}, waiters=(name,), free=1),
         ]  # fmt: skip
     return signals
 
 
+def _loads(
+    ring: str, stages: int, num_bytes: int, readers: list[str], releases: dict[str, int]
+) -> list[Signal]:
+    """Of a ring that the load warp fills: who waits for a slot, and who gives it back."""
+    return [
+        Signal(name=f"{ring}_full", arrivals={"load": 1}, waiters=tuple(readers), stages=stages,
+               tx_bytes=num_bytes),
+        Signal(name=f"{ring}_empty", arrivals=releases, waiters=("load",), stages=stages,
+               free=stages),
+    ]  # fmt: skip
+
+
 def _load(pipeline: WarpgroupBackwardPipeline) -> Role:
-    """Q with K, dO with V, then Q and dO of the later tiles, each with a number of every row."""
+    """dO and V, Q and dO of the later tiles, and of the next work tile K and the first Q.
+
+    Q and dO each come with a number of every row; V behind dO, as its place is free later.
+    """
     size = _tile_bytes(pipeline)
 
-    def fetch(what: str, stats: str, keys: str = "") -> Program:
-        num_bytes = size[what] + stats_bytes(pipeline)
-        writes: tuple[str, ...] = (what, stats)
-        if keys:
-            num_bytes += CONSUMERS * size[keys]
-            writes += tuple(f"{keys}{i}" for i in range(CONSUMERS))
-        copy = Copy(kind="load", num_bytes=num_bytes, cold=bool(keys))
+    def fetch(what: str, num_bytes: int, writes: tuple[str, ...], cold: bool = False) -> Program:
+        copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
         return (
             Wait(f"{what}_empty"),
             Work(f"load {what}", copy, asynchronous=True, writes=writes),
             Arrive(f"{what}_full", after="tma"),
         )
 
+    def rows(what: str, stats: str, cold: bool = False) -> Program:
+        return fetch(what, size[what] + stats_bytes(pipeline), (what, stats), cold)
+
+    def keys(what: str) -> Program:
+        every = (fetch(f"{what}{i}", size[what], (f"{what}{i}",), True) for i in range(CONSUMERS))
+        return tuple(step for program in every for step in program)
+
+    begin = (*draw_number(), *keys("k"), *rows("q", "lse", True))
     return Role(
         name="load",
         warps=(LOAD_WARP,),
         registers=PRODUCER_REGISTERS,
+        prologue=begin,
         program=(
-            *fetch("q", "lse", "k"),
-            *fetch("do", "d", "v"),
-            Loop("q_tiles", (*fetch("q", "lse"), *fetch("do", "d")), offset=-1),
+            *rows("do", "d", True),
+            *keys("v"),
+            Loop("q_tiles", (*rows("q", "lse"), *rows("do", "d")), offset=-1),
+            *begin,
         ),
     )
 
@@ -286,6 +315,7 @@ def _consumer(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
         warps=tuple(range(4 * i, 4 * i + 4)),
         registers=CONSUMER_REGISTERS,
         live=live_registers(pipeline),
+        prologue=_begin(pipeline, i),
         program=(
             *_step(pipeline, i, first=True),
             Loop("q_tiles", _step(pipeline, i), offset=-1),
@@ -295,22 +325,32 @@ def _consumer(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
 
 
 def _reduce(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
-    """Adds warpgroup i's part of dQ, and gives its place back when it is read."""
+    """Adds warpgroup i's part of dQ, stores dV and dK, and gives places back when they are read."""
+    cols, cols_v = pipeline.product_dims
     turn: Program = (Work("wait for turn", Semaphore()),) if pipeline.deterministic else ()
     copy = Copy(kind="reduce", num_bytes=_dq_bytes(pipeline))
+    add: Program = (
+        Wait(f"dq{i}_full"),
+        *turn,
+        Work(f"add dQ{i}", copy, reads=(f"dq{i}",)),
+        Arrive(f"dq{i}_empty"),
+    )
     return Role(
         name=f"reduce{i}",
         warps=(LOAD_WARP + 1 + i,),
         registers=PRODUCER_REGISTERS,
+        prologue=read_number(),
         program=(
-            Loop("q_tiles", (
-                Wait(f"dq{i}_full"),
-                *turn,
-                Work(f"add dQ{i}", copy, reads=(f"dq{i}",)),
-                Arrive(f"dq{i}_empty"),
-            )),
+            Loop("q_tiles", add),
+            *_send(pipeline, i, "dV", cols_v),
+            Wait(f"stored{i}"),
+            Arrive(f"dv{i}_empty"),
+            *_send(pipeline, i, "dK", cols),
+            Wait(f"stored{i}"),
+            Arrive(f"k{i}_empty"),
+            *read_number(),
         ),
-    )  # fmt: skip
+    )
 
 
 def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
@@ -336,17 +376,18 @@ def _step(pipeline: WarpgroupBackwardPipeline, i: int, *, first: bool = False) -
     gradients = Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2), reads=("d",))
     write = SmemAccess(num_bytes=elements * pipeline.element_bytes)
     return (
-        Wait("q_full"),
-        *_product(pipeline, i, "s"),
+        *(() if first else (Wait("q_full"), *_product(pipeline, i, "s"))),
         *(() if first else _start_queries(pipeline, i)),
         Wait(f"s{i}_done"),
         Work(f"exp S{i}", half),
         *(() if first else _leave_queries(pipeline, i)),
         Wait("do_full"),
+        *((Wait(f"v{i}_full"),) if first else ()),
         *_product(pipeline, i, "dp"),
         Work(f"exp S{i}", half, reads=("lse",)),  # the last time, of which there is one per tile
         Wait(f"dp{i}_done"),
         gradients,
+        *((Wait(f"dv{i}_empty"),) if first else ()),
         Work(f"write dS{i}", write, writes=(f"ds{i}",)),
         *_product(pipeline, i, "dv"),
         Work(f"show dS{i}", Sync(fenced=True)),
@@ -357,6 +398,12 @@ def _step(pipeline: WarpgroupBackwardPipeline, i: int, *, first: bool = False) -
         Wait(f"dk{i}_done"),
         Arrive("q_empty"),
     )
+
+
+def _begin(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
+    """The first S of a work tile. Behind the last one there is K, of which nobody uses S."""
+    keys = (Wait(f"k{warpgroup}_full") for warpgroup in range(CONSUMERS))
+    return *read_number(), *keys, Wait("q_full"), *_product(pipeline, i, "s")
 
 
 def _start_queries(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
@@ -380,12 +427,12 @@ def _product(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> Program:
     """One of the five products; dS of both warpgroups goes into dQ."""
     (d, dv), m = pipeline.product_dims, pipeline.tile_m
     rows, cols, depth, in_registers, reads = {
-        "s": (WARPGROUP_ROWS, m, d, False, (f"k{i}", "q")),
+        "s": (WARPGROUP_ROWS, m, d, False, (f"k{i}@", "q")),
         "dp": (WARPGROUP_ROWS, m, dv, False, (f"v{i}", "do")),
         "dv": (WARPGROUP_ROWS, dv, m, True, ("do",)),
         "dk": (WARPGROUP_ROWS, d, m, True, ("q",)),
         "dq": (WARPGROUP_ROWS, dq_columns(pipeline), pipeline.tile_n, False,
-               ("ds0", "ds1", "k0", "k1")),
+               ("ds0", "ds1", "k0@", "k1@")),
     }[what]  # fmt: skip
     amount = mma(rows, cols, depth, element_bytes=pipeline.element_bytes,
                  a_in_tmem=in_registers, in_registers=True)  # fmt: skip
@@ -396,28 +443,47 @@ def _product(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> Program:
 
 
 def _finish(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
-    """The last dQ; dV over the warpgroup's part of V meanwhile, and dK over that of K after it."""
+    """The last dQ, and the next work tile's first S; then dV over dS, and dK over K."""
     cols, cols_v = pipeline.product_dims
+    gradients = (("dV", cols_v), ("dK", cols))
     return (
         *_start_queries(pipeline, i),
-        *_store(pipeline, i, "dV", "v", cols_v),
-        *_leave_queries(pipeline, i),
-        Arrive("met"),
-        Wait("met"),
-        *_store(pipeline, i, "dK", "k", cols),
-        Wait(f"stored{i}"),
-        Wait(f"stored{i}"),
+        Arrive(f"v{i}_empty"),
+        *_begin(pipeline, i),
+        *(_rounded(f"{what}{i}", dim) for what, dim in gradients),
+        Wait(f"dq{i}_done"),
+        Arrive("left"),
+        *_leave_queries(pipeline, i)[1:],
+        Wait("left"),
+        *(_into_memory(pipeline, i, what, dim) for what, dim in gradients),
+        Work(f"show dV{i} and dK{i}", Sync(fenced=True)),
+        Arrive(f"dv{i}_full"),
+        Arrive(f"dk{i}_full"),
     )
 
 
-def _store(pipeline: WarpgroupBackwardPipeline, i: int, what: str, place: str, dim: int) -> Program:
-    """A gradient of the warpgroup's keys, by way of a place in shared memory."""
+def _place(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> str:
+    """Where a gradient of warpgroup i's keys lies in shared memory: over dS, or over its K."""
+    return f"ds{i}[0:{_tile_bytes(pipeline)['v']}]" if what == "dV" else f"k{i}"
+
+
+def _rounded(what: str, dim: int) -> Work:
+    """A gradient of a warpgroup's keys as it is stored."""
+    return Work(f"scale {what}", unpacked(fma=dim / 2, alu=dim / 4))
+
+
+def _into_memory(pipeline: WarpgroupBackwardPipeline, i: int, what: str, dim: int) -> Work:
+    """The same into shared memory."""
+    access = SmemAccess(num_bytes=WARPGROUP_ROWS * dim * pipeline.element_bytes)
+    return Work(f"write {what}{i}", access, writes=(_place(pipeline, i, what),))
+
+
+def _send(pipeline: WarpgroupBackwardPipeline, i: int, what: str, dim: int) -> Program:
+    """The same on its way to global memory."""
     num_bytes = WARPGROUP_ROWS * dim * pipeline.element_bytes
     return (
-        Work(f"scale {what}{i}", unpacked(fma=dim / 2, alu=dim / 4)),
-        Work(f"write {what}{i}", SmemAccess(num_bytes=num_bytes), writes=(f"{place}{i}",)),
-        Work(f"show {what}{i}", Sync(fenced=True)),
+        Wait(f"{what.lower()}{i}_full"),
         Work(f"store {what}{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
-             reads=(f"{place}{i}",)),
+             reads=(_place(pipeline, i, what),)),
         Arrive(f"stored{i}", after="tma"),
     )  # fmt: skip

@@ -140,6 +140,9 @@ def _extend(base: Execution, first: Execution, second: Execution, periods: float
     )
 
 
+_NOTHING = Execution(0.0, 0.0, np.zeros(1), np.zeros(1), 0)
+
+
 def run_persistent(
     runner: TileRunner, tiles: WorkTiles, machines: int, start_cycles: float
 ) -> ChipRun:
@@ -180,6 +183,30 @@ def run_one_by_one(
         heapq.heapreplace(free, free[0] + start + taken)
     finish = np.array([end + tail if end > 0.0 else end for end in free])
     return summarize(runner, finish, runs, machines, counts.tolist())
+
+
+def run_drawn(runner: TileRunner, tiles: WorkTiles, machines: int, start_cycles: float) -> ChipRun:
+    """CTAs that stay draw work tiles, in order, each as soon as it has one to begin.
+
+    A tile takes what it adds behind one like it, whose end it overlaps; a CTA's first one takes
+    what it takes alone.
+    """
+    _, first, kind, counts = np.unique(
+        kinds_of(tiles.trips), return_index=True, return_inverse=True, return_counts=True
+    )
+    alone = [tiles.trips[i, None] for i in first]
+    runner.expect([*alone, *(np.concatenate([one, one]) for one in alone)])
+    ones = [runner.run(one) for one in alone]
+    runs = [
+        _extend(_NOTHING, one, runner.run(np.concatenate([trips, trips])), 1.0)
+        for one, trips in zip(ones, alone, strict=True)
+    ]
+    free = [0.0] * machines
+    for number in kind:
+        begins = free[0] == 0.0
+        taken = start_cycles + ones[number].cycles if begins else runs[number].cycles
+        heapq.heapreplace(free, free[0] + taken)
+    return summarize(runner, np.array(free), runs, machines, counts.tolist())
 
 
 def repeated(trips: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -242,6 +269,7 @@ __all__ = [
     "Execution",
     "TileRunner",
     "mean_run",
+    "run_drawn",
     "run_one_by_one",
     "run_persistent",
     "summarize",

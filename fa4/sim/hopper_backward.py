@@ -21,7 +21,7 @@ from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, fastest_tile,
 from fa4.plan.warpgroup_wide import WideBackwardPipeline
 from fa4.plan.warpgroup_wide_keys import deepest_rings
 from fa4.plan.warpgroup_wide_queries import widest_tile
-from fa4.sim.chip import ChipRun, run_one_by_one
+from fa4.sim.chip import ChipRun, run_drawn, run_one_by_one
 from fa4.sim.machine import Machine
 from fa4.sim.predict import Simulation, make_runner, tensor_share
 from fa4.sim.turns import run_in_turn
@@ -136,7 +136,8 @@ def _simulated(
         run = run_in_turn(runner, main.tiles, slots, costs.cta_start_cycles,
                           costs.semaphore_cycles, last_first=last_first)  # fmt: skip
     else:
-        run = run_one_by_one(runner, main.tiles, slots, costs.cta_start_cycles)
+        hand_out = run_drawn if main.plan.persistent else run_one_by_one
+        run = hand_out(runner, main.tiles, slots, costs.cta_start_cycles)
     clock_hz = machine.clock_under(tensor_share(runner, run))
     cycles = max(run.cycles, 1.0)
     memory = _of_memory(main.name, main.num_bytes, machine)

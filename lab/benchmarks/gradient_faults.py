@@ -1,8 +1,8 @@
 """Which planted synchronisation faults the emulator notices in our Hopper backward kernel.
 
 As backward_faults.py, on two compiled kernels up to head dim 128: dense, with tiles of 128 queries
-and in any order of sums; causal, packed, with tiles of 64 and in a fixed order. Two CTAs, each with
-several query tiles of two heads that share its keys.
+and in any order of sums; causal, packed, with tiles of 64 and in a fixed order. One CTA draws two
+work tiles, each with several query tiles of two heads that share its keys.
 Usage: python -m lab.benchmarks.gradient_faults [--output FILE] [--only NAME]
 """
 
@@ -11,20 +11,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fa4.hardware import H200
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from lab.benchmarks.backward_faults import captured, run_campaigns
 from lab.benchmarks.emulated_kernels import Kernel
 
+ONE_SM = replace(H200, sm_count=1)
 SPECS: dict[str, dict[str, Any]] = {
-    "Hopper gradients, dense d64": {"head_dim": 64, "head_dim_v": 64},
+    "Hopper gradients, dense d64": {"head_dim": 64, "head_dim_v": 64, "gpu": ONE_SM},
     "Hopper gradients, packed causal d80, fixed order": {
         "head_dim": 80, "head_dim_v": 80, "causal": True, "packed_q": True, "packed_k": True,
-        "deterministic": True,
+        "deterministic": True, "gpu": ONE_SM,
     },
 }  # fmt: skip
 VALUES_DONE = "wgmma.wait_group.sync.aligned 1;"  # S's wait has no warp barrier behind it
 BARRIER, COMMIT, NEAR = "bar.warp.sync", "wgmma.commit_group", 6
-FENCE, MEETING = "fence.proxy.async.shared::cta", "bar.sync"  # before dV and dK leave
+FENCE = "fence.proxy.async.shared::cta"  # the last one is before dV and dK leave
 BY_Q = (
     "dO is given back when dV is done; the load warp waits for Q of the same tile before, which is "
     "given back when dK, a later product, is done"
@@ -36,15 +38,18 @@ def reasons(ptx: str, packed: bool) -> dict[tuple[str, int], str]:
     """Why some faults change nothing: by kind and line. packed: the keys."""
     lines = ptx.split("\n")
     found = {}
-    for at, line in enumerate(lines):
-        if VALUES_DONE in line and any(BARRIER in x for x in lines[at + 1 : at + NEAR]):
-            *_, dv, _ = (n for n, x in enumerate(lines[:at]) if COMMIT in x)
-            found["wgmma commit removed", dv + 1] = BY_Q
-            found |= {
-                (kind, at + 1): BY_Q for kind in ("wgmma wait removed", "one group more left")
-            }
-        if packed and FENCE in line and any(MEETING in x for x in lines[at + 1 : at + NEAR]):
-            found["proxy fence removed", at + 1] = BY_THREADS
+    *steps, _ = (  # the last one is of dQ, beside S of the next work tile
+        at
+        for at, line in enumerate(lines)
+        if VALUES_DONE in line and any(BARRIER in x for x in lines[at + 1 : at + NEAR])
+    )
+    for at in steps:
+        *_, dv, _ = (n for n, x in enumerate(lines[:at]) if COMMIT in x)
+        found["wgmma commit removed", dv + 1] = BY_Q
+        found |= {(kind, at + 1): BY_Q for kind in ("wgmma wait removed", "one group more left")}
+    if packed:
+        *_, leaving = (n for n, x in enumerate(lines) if FENCE in x)
+        found["proxy fence removed", leaving + 1] = BY_THREADS
     return found
 
 

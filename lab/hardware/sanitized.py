@@ -76,6 +76,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     ),
     "d64 gradients": partial(gradients, 300, 417, (2, 2), (64, 64), deterministic=False),
     PLANTED: partial(gradients, 300, 417, (4, 2), (128, 128), causal=True),
+    "d64 gradients of several work tiles": partial(gradients, 70, 300, (70, 70), (64, 64)),
     "d128 gradients": partial(gradients, 300, 417, (2, 2), (128, 128), deterministic=False),
     "(192, 128) gradients": partial(gradients, 200, 300, (2, 2), (192, 128), causal=True),
     "d256 gradients": partial(gradients, 200, 300, (2, 1), (256, 256)),
@@ -87,9 +88,7 @@ def plant() -> None:
     """The kernels that this process compiles do not wait for the other warpgroup's dS."""
     from fa4.sm90.backward import consumer
 
-    consumer.start_queries = lambda signals, work, turn, grads: work.products.queries(
-        1 - grads.slot
-    )
+    consumer.start_queries = lambda signals, work, turn, ring: work.products.queries(1 - ring.slot)
 
 
 def launch(family: str, *, planted: bool) -> None:

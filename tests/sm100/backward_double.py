@@ -53,9 +53,9 @@ def fill_queries(dq, stats, sink, dsink):
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, dq_parts, dk_parts, dv_parts, softmax_scale, softcap, window_left,
-             window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
-             seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
+             sink_parts, turns, drawn, dq_parts, dk_parts, dv_parts, softmax_scale, softcap,
+             window_left, window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q,
+             cu_seqlens_k, seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
              trace: cutlass.Constexpr):  # fmt: skip
     """Of dense calls: the three kernels one after the other."""
     batch = q.shape[0]

@@ -115,21 +115,22 @@ def spec_of(name: str) -> BackwardSpec:
 
 # Of `fa4.compiled.launch.BackwardArguments`, what the main kernel is given.
 PARAMETERS = (
-    "q", "k", "v", "dout", "dk", "dv", "dq_accum", "stats", "turns", "softmax_scale", "softcap",
-    "window_left", "window_right", "max_seqlen_q", "max_seqlen_k", "cu_seqlens_q", "cu_seqlens_k",
-    "seqused_q", "seqused_k", "aux",
+    "q", "k", "v", "dout", "dk", "dv", "dq_accum", "stats", "turns", "drawn", "softmax_scale",
+    "softcap", "window_left", "window_right", "max_seqlen_q", "max_seqlen_k", "cu_seqlens_q",
+    "cu_seqlens_k", "seqused_q", "seqused_k", "aux",
 )  # fmt: skip
 
 
 @cute.jit
-def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap, window_left,
-              window_right, longest_q, longest_k, cu_seqlens_q, cu_seqlens_k, seqused_q,
-              seqused_k, aux, stream, spec: cutlass.Constexpr,
+def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, drawn, softmax_scale, softcap,
+              window_left, window_right, longest_q, longest_k, cu_seqlens_q, cu_seqlens_k,
+              seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
               trace: cutlass.Constexpr):  # fmt: skip
     """`host.gradients`, of Blackwell or Hopper, with one level of arguments."""
     machine: cutlass.Constexpr = hopper if isinstance(spec, WarpgroupBackwardSpec) else host
+    counts: cutlass.Constexpr = (turns,) if machine is host else (turns, drawn)
     machine.gradients(
-        q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap,
+        q, k, v, dout, dk, dv, dq_accum, stats, *counts, softmax_scale, softcap,
         (window_left, window_right), (longest_q, longest_k),
         (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec, trace,
     )  # fmt: skip
@@ -256,7 +257,7 @@ class BackwardKernel:
         for written in (dk, dv):
             assert (written[~mine] == NOTHING).all(), "a key beyond its sequence was written"
             assert surroundings_are_nan(written), "memory beside a gradient was written"
-        dq = finish(self.spec, inputs, space, call[9])
+        dq = finish(self.spec, inputs, space, call[PARAMETERS.index("softmax_scale")])
         return report, Outputs(None, dq=dq, dk=dk.copy(), dv=dv.copy())
 
 
@@ -302,6 +303,7 @@ def arguments(spec: AnySpec, inputs: Inputs, space: Workspace) -> tuple[Any, ...
         space.dq_accum,
         space.stats,
         optional(spec.deterministic, space.turns),
+        optional(getattr(spec, "draws_work", False), np.zeros((1, 1), np.int32)),
         spec.head_dim**-0.5 if scale is None else scale,
         optional(spec.softcap, options.get("softcap")),
         optional(spec.window_left, UNBOUNDED if left is None else left),

@@ -18,6 +18,7 @@ from fa4.compiled import build as build_module
 from fa4.compiled.backward import fake_arguments
 from fa4.compiled.build import build, find_key
 from fa4.compiled.launch import (
+    COUNTS,
     BackwardArguments,
     backward_template,
     workspace_shapes,
@@ -156,6 +157,6 @@ def arrays_of(call: BackwardCall, spec: BackwardSpec) -> dict[str, np.ndarray]:
     found["dsink"] = np.full_like(found["sink"], np.nan)
     tiles = tiles_of(call.rows_q, call.batch, packed=False)
     for name, shape in workspace_shapes(spec, call.heads_q, tiles).items():
-        kind = np.int32 if name == "turns" else np.float32
-        found[name] = np.full(shape, -1 if name == "turns" else np.nan, kind)
+        kind = np.int32 if name in COUNTS else np.float32
+        found[name] = np.full(shape, -1 if name in COUNTS else np.nan, kind)
     return found

@@ -6,9 +6,11 @@ alone is run, on a workspace that NumPy prepares.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from fa4.hardware import H200
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from tests.sm100.backward_kernel import SPECS as FEATURES
 from tests.sm100.backward_kernel import BackwardKernel, kept
@@ -31,9 +33,13 @@ CHOICES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Two CTAs: most calls have more work tiles, which they draw one after the other.
+FEW_SMS = replace(H200, sm_count=2)
+
+
 def spec_of(name: str, **changed: Any) -> WarpgroupBackwardSpec:
     """One of `CHOICES` with its features; head_dim_v is head_dim where it is not named."""
-    fields = {**FEATURES.get(name, {}), **CHOICES[name], **changed}
+    fields = {"gpu": FEW_SMS, **FEATURES.get(name, {}), **CHOICES[name], **changed}
     return WarpgroupBackwardSpec(**{"head_dim_v": fields["head_dim"], **fields})
 
 

@@ -16,7 +16,7 @@ from fa4.compiled.backward import compile_warpgroup_backward
 from fa4.inspect.codegen import read_kernels
 from fa4.inspect.products import KernelProducts, read_products
 from fa4.kit.units import MMA_DEPTH
-from fa4.plan.schema import Arrive, Wait
+from fa4.plan.schema import Arrive, Loop, Wait
 from fa4.plan.warpgroup_backward import dq_columns
 from fa4.sm90.backward import consumer
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
@@ -31,8 +31,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "parts": {"head_dim": 72, "head_dim_v": 128, "causal": True, "key_parts": True},
     "packed": {"head_dim": 48, "head_dim_v": 120, "packed_q": True, "packed_k": True},
 }
-# Each product is in the code twice: in the loop, and before it or behind it.
-LOOPS = 2
+# Each product is in the code twice: in the loop, and before it or behind it. S is in both.
+LOOPS, OF_SCORES = 2, 3
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,20 @@ def traced(request: pytest.FixtureRequest) -> TracedGradients:
 
 
 def check_steps(spec: WarpgroupBackwardSpec, steps: list[tuple[str, Wait | Arrive]]) -> None:
-    """Each role's, in the order of its program; the second end is of CTAs without a query.
+    """Each role's, in the order of its program.
 
-    The load warp's loop has the first fills in it, which the plan names apart.
+    The load warp's loop has the first Q and dO in it, which the plan names apart: so the next work
+    tile's Q is at its start.
     """
     for role in spec.plan.roles:
         found = [step for name, step in steps if name == role.name]
-        wanted = signalled(role.program)
+        program = (*role.prologue, *role.program)
+        wanted = signalled(program)
         if role.name == "load":
-            wanted = wanted[: len(wanted) // 2]
-        assert found[: len(wanted)] == wanted, role.name
-        stores = [step for step in wanted if "stored" in step.signal]
-        assert found[len(wanted) :] == stores, role.name
+            once = signalled([step for step in program if not isinstance(step, Loop)])
+            queries = [step for step in once if step.signal in ("q_empty", "q_full")]
+            wanted = once[: -len(queries) // 2]
+        assert found == wanted, role.name
     assert {name for name, _ in steps} == {role.name for role in spec.plan.roles}
 
 
@@ -89,8 +91,8 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) ->
     assert f".reqntid {plan.warps * 32}" in ptx
     shapes = Counter(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
     m, (d, dv) = pipeline.tile_m, pipeline.product_dims
-    products = ((m, d + dv), (d, m), (dv, m), (dq_columns(pipeline), pipeline.tile_n))
-    wanted: Counter[str] = Counter()
+    products = ((m, dv), (d, m), (dv, m), (dq_columns(pipeline), pipeline.tile_n))
+    wanted = Counter({str(m): OF_SCORES * (d // MMA_DEPTH)})
     for columns, depth in products:
         wanted[str(columns)] += LOOPS * (depth // MMA_DEPTH)
     assert shapes == wanted
@@ -114,8 +116,10 @@ def test_kernels_without_machine_code_do_not_wait() -> None:
 
 def test_too_many_products_under_way_are_seen(tmp_path: Path) -> None:
     """Planted: dP starts before dQ is done, for which a thread has not the registers."""
-    start = """    signals.wait("do_full", grads)
-    dp = products.upstream(grads.slot)
+    start = """    signals.wait("do_full", ring)
+    if first:
+        signals.wait("v#_full", once)
+    dp = products.upstream(ring.slot)
     signals.arrive("dp#_done", after="tensor")
 """
     edits = [

@@ -114,7 +114,7 @@ class WideKernel(BackwardKernel):
 def arguments(spec: WideBackwardSpec, inputs: Inputs, stats: np.ndarray) -> tuple[Any, ...]:
     """What `gradients` is called with, in its order; the gradients hold `NOTHING`."""
     space = Workspace(stats, stats, stats, (), spec.block_rows)
-    q, k, v, dout, dk, dv, _, _, _, *rest = main_arguments(spec, inputs, space)
+    q, k, v, dout, dk, dv, _, _, _, _, *rest = main_arguments(spec, inputs, space)
     dq = as_torch(aligned_copy(np.full_like(inputs.q, NOTHING)))
     return (q, k, v, dout, dq, dk, dv, stats, *rest)
 

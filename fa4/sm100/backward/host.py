@@ -16,14 +16,14 @@ from fa4.sm100.backward.tiles import call_sizes
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, dq_parts, dk_parts, dv_parts, softmax_scale, softcap, window_left,
-             window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
-             seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
+             sink_parts, turns, drawn, dq_parts, dk_parts, dv_parts, softmax_scale, softcap,
+             window_left, window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q,
+             cu_seqlens_k, seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
              trace: cutlass.Constexpr):  # fmt: skip
     """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
     where packed, (total, heads, dim)."""
-    preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
-               cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
+    preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, drawn,
+               sink, cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
     gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap,
               (window_left, window_right), (max_seqlen_q, max_seqlen_k),
               (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,

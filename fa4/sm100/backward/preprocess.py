@@ -15,7 +15,7 @@ BATCH = 4  # rows whose loads a thread has under way at a time
 
 
 @cute.jit
-def preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
+def preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, drawn, sink,
                cu_seqlens_q, seqused_q, stream, spec: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors as `fa4.sm100.backward.workspace` and `LaunchArguments` describe them.
 
@@ -26,12 +26,12 @@ def preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turn
     rows = all_rows(out, cu_seqlens_q, seqused_q, spec)
     grid = (rows.tiles * rows.heads, 1, 1)
     kernel(
-        out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink, rows
+        out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, drawn, sink, rows
     ).launch(grid=grid, block=(spec.block_rows, 1, 1), stream=stream)  # fmt: skip
 
 
 @cute.kernel
-def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
+def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, drawn, sink,
            rows: QueryRows):  # fmt: skip
     """One block: D = rowsum(dO (O + residual)) - dLSE, LSE to base 2, its part of dsink, and zeros.
 
@@ -40,6 +40,9 @@ def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, s
     block = this_block(rows)
     thread = cute.arch.thread_idx()[0]
     threads: cutlass.Constexpr = rows.spec.block_rows
+    if cutlass.const_expr(drawn is not None):  # noqa: SIM102
+        if cute.arch.block_idx()[0] == 0 and thread == 0:
+            drawn[(0, 0)] = Int32(0)
     if block.exists:
         exists = thread < block.rows
         row = cutlass.min(thread, block.rows - 1)

@@ -9,6 +9,7 @@ of every head. Nothing of CUTLASS is imported: the host allocates what is descri
                 exist have -inf and 0, so that their P is 0; rows that see no key have 0.
     sink_parts  float32 (heads, tiles): a tile's part of dsink
     turns       int32 (heads, tiles, 8): how often each warp's part of a dQ tile was added to
+    drawn       int32 (1, 1): how many work tiles CTAs have drawn, where they draw them
 
 d is padded to a multiple of 16.
 """

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.ptx_block import stand_apart
@@ -13,11 +14,12 @@ from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARPGROUP
-from fa4.plan.warpgroup_backward import stats_bytes
+from fa4.plan.warpgroup_backward import CONSUMERS, stats_bytes
 from fa4.sm90.backward import columns
-from fa4.sm90.backward.epilogue import KeyGradients, store_keys, store_values
-from fa4.sm90.backward.mods import ScoreMods
+from fa4.sm90.backward.epilogue import KeyGradients, in_memory, leave
+from fa4.sm90.backward.mods import ScoreMods, score_mods
 from fa4.sm90.backward.products import GradientProducts
+from fa4.sm90.backward.queue import KeyQueue, receive
 from fa4.sm90.backward.reduce import hand_over_part, store_part
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward import fragment
@@ -34,7 +36,8 @@ class KeyWork:
 
     number: which warpgroup it is. lse, d: addresses of the numbers of the thread's first column.
     dq, ds: of the warpgroup's part of dQ, and of its dS, in stage 0. scale_log2: from scores to
-    exponents of 2. never: see `stand_apart`.
+    exponents of 2. softmax_scale: of dK. score_scale, aux: as of `score_mods`. never: see
+    `stand_apart`. mods: None before there is a work tile.
     """
 
     number: Int32
@@ -45,8 +48,20 @@ class KeyWork:
     d: Int32
     ds: Int32
     scale_log2: Float32
-    mods: ScoreMods
+    softmax_scale: Float32
+    score_scale: Any
+    aux: Any
     never: Int32
+    mods: Any = None
+
+    def on(self, tile: KeyTile, keys: Ring) -> "KeyWork":
+        """The same for a work tile, whose K is in a slot."""
+        return replace(
+            self,
+            products=self.products.at(keys.slot),
+            gradients=self.gradients.at(self.number, keys),
+            mods=score_mods(tile.spec, self.score_scale, self.aux, tile, self.number),
+        )
 
 
 @dataclass(frozen=True)
@@ -63,70 +78,120 @@ class ScoreTile:
 class KeyState:
     """What is carried from one query tile to the next. Of each list, a thread's part.
 
-    turn: of dQ's place in shared memory.
+    rows: of Q and dO. turn: of dQ's place in shared memory.
     """
 
     dk: list
     dv: list
-    queries: Ring
-    grads: Ring
+    rows: Ring
     turn: Ring
     head: Int32
     row_tile: Int32
 
+    @classmethod
+    def of(cls, tile: KeyTile, rows: Ring, turn: Ring) -> "KeyState":
+        """At the start of a work tile: there are no sums yet."""
+        return cls(dk=[], dv=[], rows=rows, turn=turn, head=tile.head_k * tile.group,
+                   row_tile=tile.q_start)  # fmt: skip
+
 
 @cute.jit
-def consume(signals: Signals, tile: KeyTile, work: KeyWork) -> None:
-    """Query heads of the group one after the other, their query tiles from the first on."""
-    spec: cutlass.Constexpr = tile.spec
-    dims: cutlass.Constexpr = spec.pipeline
-    trips = tile.trips
-    dk, dv = ([Float32(0.0)] * (cols // 2) for cols in dims.product_dims)
-    if trips > 0:
-        state = KeyState(
-            dk=dk, dv=dv, queries=signals.ring("q"), grads=signals.ring("do"),
-            turn=signals.ring("dq0"), head=tile.head_k * tile.group, row_tile=tile.q_start,
-        )  # fmt: skip
-        state = step(signals, tile, work, state, first=True)
-        for _ in cutlass.range(trips - 1, unroll=1):
-            state = step(signals, tile, work, state)
-        finish(signals, tile, work, state)
-    else:
-        store_values(signals, tile, work.gradients, work.number, dv)
-        store_keys(signals, tile, work.gradients, work.number, dk)
+def consume(signals: Signals, queue: KeyQueue, work: KeyWork) -> None:
+    """All work tiles of this CTA, if it has one: else there is no memory to begin with."""
+    rows, turn, keys = signals.ring("q"), signals.ring("dq0"), signals.ring("work")
+    told = receive(signals, queue, keys)
+    if told.exists:
+        s = begin(signals, work, rows, keys, told.exists)
+        while told.exists:
+            tile = told.of(queue.work.problem)
+            mine = work.on(tile, keys)
+            state = walk(signals, tile, mine, KeyState.of(tile, rows, turn), keys, s)
+            dq = start_queries(signals, mine, state.turn, state.rows)
+            signals.arrive_once("v#_empty", once_per_tile(keys))
+            following = receive(signals, queue, keys.next())
+            s = begin(signals, work, state.rows, keys.next(), following.exists)
+            turn = finish(signals, tile, mine, state, dq, keys)
+            rows, keys, told = state.rows, keys.next(), following
+        wait_products(0, s)  # the one that nobody uses
+
+
+@cute.jit
+def begin(
+    signals: Signals, work: KeyWork, rows: Ring, keys: Ring, exists: Boolean
+) -> list[Float32]:
+    """The first S of a work tile, while the one before it is still to be finished.
+
+    exists: is there such a tile? Its K is there anyhow.
+    """
+    for i in cutlass.range_constexpr(CONSUMERS):
+        signals.wait(f"k{i}_full", keys)
+    if exists:
+        signals.wait("q_full", rows)
+    # In a branch, ptxas has no registers for it. Else it reads the last Q, and nobody uses S.
+    stage = cutlass.select_(exists, rows.slot, 1 - rows.slot)
+    s = work.products.at(keys.slot).scores(stage)
+    signals.arrive("s#_done", after="tensor")
+    return s
+
+
+@cute.jit
+def walk(
+    signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, keys: Ring, s: list
+) -> KeyState:
+    """Query heads of the group one after the other, their query tiles from the first on.
+
+    s: the first of them, under way.
+    """
+    state = step(signals, tile, work, state, s, once_per_tile(keys))
+    for _ in cutlass.range(tile.trips - 1, unroll=1):
+        state = step(signals, tile, work, state)
+    return state
+
+
+def once_per_tile(keys: Ring) -> Ring:
+    """Of what there is one of for each work tile, the phase; keys: of two places."""
+    return Ring(1, 0, keys.slot)
 
 
 def step(
-    signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, *, first: bool = False
-) -> KeyState:
+    signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, begun: list | None = None,
+    once: Ring | None = None,
+) -> KeyState:  # fmt: skip
     """One query tile, and dQ of the one before, of which both warpgroups have long stored dS.
 
     dQ runs under the first exponentials; dP, into the registers that dQ has left, under the others.
     Shared memory gives the tensor core all it has while it computes S, dQ and dP: what is read from
     it meanwhile comes late, so -LSE is read before.
+
+    begun, once: S under way and the phase of V, in the first step of a work tile.
     """
-    spec, products = tile.spec, work.products
-    rows, queries, grads = spec.tile_rows, state.queries, state.grads
+    spec, products, first = tile.spec, work.products, once is not None
+    s = begun or []
+    rows, ring = spec.tile_rows, state.rows
     numbers = stats_bytes(spec.pipeline)
     where = ScoreTile(
         row_tile=state.row_tile,
-        lse=work.lse + queries.slot * numbers,
-        d=work.d + grads.slot * numbers,
+        lse=work.lse + ring.slot * numbers,
+        d=work.d + ring.slot * numbers,
         mods=work.mods.of_head(state.head),
     )
-    signals.wait("q_full", queries)
+    if not first:
+        signals.wait("q_full", ring)
     terms = columns.numbers(where.lse, rows // fragment.QUAD) if reads_early(spec) else []
-    s = products.scores(queries.slot)
-    signals.arrive("s#_done", after="tensor")
-    dq = [] if first else start_queries(signals, work, state.turn, grads)
+    if not first:
+        s = products.scores(ring.slot)
+        signals.arrive("s#_done", after="tensor")
+    dq = [] if first else start_queries(signals, work, state.turn, ring)
     signals.wait("s#_done")
     s = wait_products(0 if first else 1, s)
     early = elements_under_queries(spec)
     p = probabilities(tile, work, where, s[:early], terms=terms[: early // 2])
     stand_apart(work.never)  # else ptxas waits for dQ before the exponentials
     turn = state.turn if first else leave_queries(signals, work, state.turn, dq)
-    signals.wait("do_full", grads)
-    dp = products.upstream(grads.slot)
+    signals.wait("do_full", ring)
+    if first:
+        signals.wait("v#_full", once)
+    dp = products.upstream(ring.slot)
     signals.arrive("dp#_done", after="tensor")
     if early < len(s):
         p += probabilities(tile, work, where, s[early:], early, terms=terms[early // 2 :])
@@ -135,24 +200,26 @@ def step(
     signals.wait("dp#_done")
     dp = wait_products(0, dp)
     ds = rounded(score_gradients(tile, work, where, (s, p), dp), spec.dtype)
-    place = work.ds + grads.slot * (rows * DS_ROW_BYTES)
+    if first:
+        signals.wait("dv#_empty", once)
+    place = work.ds + ring.slot * (rows * DS_ROW_BYTES)
     fragment.store_columns(ds, place, cute.arch.thread_idx()[0] % WARPGROUP)
-    dv = products.values(state.dv, words, grads.slot)
+    dv = products.values(state.dv, words, ring.slot)
     signals.arrive("dv#_done", after="tensor")
     cute.arch.fence_proxy("async.shared", space="cta")
     signals.arrive_once("met")
-    dk = products.keys(state.dk, ds, queries.slot)
+    dk = products.keys(state.dk, ds, ring.slot)
     signals.arrive("dk#_done", after="tensor")
     return finish_step(signals, tile, replace(state, dk=dk, dv=dv, turn=turn))
 
 
-def start_queries(signals: Signals, work: KeyWork, turn: Ring, grads: Ring) -> list[Float32]:
-    """Start dQ of the tile before, when the other warpgroup has stored its dS; grads: of this one.
+def start_queries(signals: Signals, work: KeyWork, turn: Ring, ring: Ring) -> list[Float32]:
+    """Start dQ of the tile before, when the other warpgroup has stored its dS; ring: of this one.
 
     dS has two places, so the other one is that tile's.
     """
     signals.wait("met", turn)
-    dq = work.products.queries(1 - grads.slot)
+    dq = work.products.queries(1 - ring.slot)
     signals.arrive("dq#_done", after="tensor")
     return dq
 
@@ -169,31 +236,44 @@ def finish_step(signals: Signals, tile: KeyTile, state: KeyState) -> KeyState:
     """Wait for dV and dK in turn, and give back what they have read."""
     signals.wait("dv#_done")
     dv = wait_products(1, state.dv)
-    signals.arrive_once("do_empty", state.grads)
+    signals.arrive_once("do_empty", state.rows)
     signals.wait("dk#_done")
     dk = wait_products(0, state.dk)
-    signals.arrive_once("q_empty", state.queries)
+    signals.arrive_once("q_empty", state.rows)
     row_tile = state.row_tile + 1
     ended = row_tile == tile.q_stop
     return KeyState(
         dk=dk,
         dv=dv,
-        queries=state.queries.next(),
-        grads=state.grads.next(),
+        rows=state.rows.next(),
         turn=state.turn,
         head=cutlass.select_(ended, state.head + 1, state.head),
         row_tile=cutlass.select_(ended, tile.q_start, row_tile),
     )
 
 
-def finish(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> None:
-    """The last tile's dQ; dV leaves meanwhile, and dK when neither warpgroup reads K any more."""
-    dq = start_queries(signals, work, state.turn, state.grads)
-    store_values(signals, tile, work.gradients, work.number, state.dv)
-    turn = leave_queries(signals, work, state.turn, dq)
-    signals.arrive_once("met")
-    signals.wait("met", turn)
-    store_keys(signals, tile, work.gradients, work.number, state.dk)
+def finish(
+    signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, dq: list[Float32], keys: Ring
+) -> Ring:
+    """The last tile's dQ; then dV and dK over dS and K, when no warpgroup reads these any more.
+
+    They are rounded while dQ, and S of the next work tile, are computed.
+    """
+    gradients, number, once = work.gradients, work.number, once_per_tile(keys)
+    scaled = [value * work.softmax_scale for value in state.dk]
+    dv, dk = (in_memory(tile, values) for values in (state.dv, scaled))
+    signals.wait("dq#_done")
+    dq = wait_products(1, dq)
+    signals.arrive_once("left")
+    store_part(signals, work.dq, state.turn, dq)
+    hand_over_part(signals, state.turn)
+    signals.wait("left", once)
+    leave(tile, gradients.dv, number, dv)
+    leave(tile, gradients.dk, number, dk)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    signals.arrive_once("dv#_full", once)
+    signals.arrive_once("dk#_full", keys)
+    return state.turn.next()
 
 
 def elements_under_queries(spec: WarpgroupBackwardSpec) -> int:

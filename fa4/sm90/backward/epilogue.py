@@ -1,6 +1,10 @@
-"""The end of a work tile: a warpgroup stores dV and dK of its keys by way of V's and K's memory."""
+"""The end of a work tile: dV and dK of a warpgroup's keys leave by way of dS's and K's memory.
 
-from dataclasses import dataclass
+The warpgroup hands them over, and the warp that adds its dQ stores them, so that the next work tile
+begins meanwhile.
+"""
+
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -8,12 +12,13 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
-from fa4.kit.units import WARP, WARPGROUP
+from fa4.kit.units import WARP
 from fa4.plan.warpgroup_backward import CONSUMERS
 from fa4.sm90.backward.parts import RowsPlace, store_part
-from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
+from fa4.sm90.forward.output import VECTOR, share
 from fa4.sm100.backward.tiles import KeyTile
 
 
@@ -22,7 +27,8 @@ class GradientTile:
     """dK or dV of a warpgroup's keys on its way.
 
     atom, tensor: TMA store and its coordinates; or, where a sequence may end inside a tile of the
-    tensor, atom None and the plain tensor. shared: (64, dim) swizzled. dim: that exists.
+    tensor, atom None and the plain tensor. shared: (64, dim, places) swizzled, or one of the
+    places. dim: that exists.
     """
 
     atom: cute.CopyAtom | None
@@ -30,65 +36,53 @@ class GradientTile:
     shared: cute.Tensor
     dim: cutlass.Constexpr
 
+    def at(self, place: Int32) -> "GradientTile":
+        """By way of one place, (64, dim)."""
+        return replace(self, shared=self.shared[None, None, place])
+
 
 @dataclass(frozen=True)
 class KeyGradients:
-    """Both gradients; dK is multiplied by softmax_scale."""
+    """Both gradients. Of each, the second half of the places is the second warpgroup's."""
 
     dv: GradientTile
     dk: GradientTile
-    softmax_scale: Float32
+
+    def at(self, number: Int32, keys: Ring) -> "KeyGradients":
+        """Those of warpgroup `number`, by way of its dS and of its K in a slot."""
+        dv, dk = (number * (cute.size(x.shared, mode=[2]) // CONSUMERS) for x in (self.dv, self.dk))
+        return KeyGradients(self.dv.at(dv), self.dk.at(dk + keys.slot))
 
 
-def store_values(
-    signals: Signals, tile: KeyTile, gradients: KeyGradients, number: Int32, dv: list[Float32]
-) -> None:
-    """dV, by way of the warpgroup's V, which no product reads any more."""
-    store(signals, tile, gradients.dv, number, dv)
-
-
-def store_keys(
-    signals: Signals, tile: KeyTile, gradients: KeyGradients, number: Int32, dk: list[Float32]
-) -> None:
-    """dK, likewise; then nothing reads shared memory any more."""
-    scaled = [value * gradients.softmax_scale for value in dk]
-    store(signals, tile, gradients.dk, number, scaled)
-    signals.wait("stored#")
-    signals.wait("stored#")
+def in_memory(tile: KeyTile, values: list[Float32]) -> list:
+    """A thread's values as they are stored: in 16 bits, those of a part in float32."""
+    return values if tile.spec.key_parts else rounded(values, tile.spec.dtype)
 
 
 @cute.jit
-def store(
-    signals: Signals, tile: KeyTile, gradient: GradientTile, number: Int32, values: list[Float32]
-) -> None:
-    """A thread's values in 16 bits to shared memory, and from there to global memory.
-
-    Those of a part go there in float32 at once.
-    """
+def leave(tile: KeyTile, gradient: GradientTile, number: Int32, stored: list) -> None:
+    """What is `in_memory` to shared memory, for `send`; of a part to global memory at once."""
     if cutlass.const_expr(tile.spec.key_parts):
         mine = tile.block * CONSUMERS + number
         place = RowsPlace(tile.head_k, tile.batch, mine, tile.start_k, tile.seqlen_k)
-        store_part(place, gradient.tensor, values, tile.spec.packed_k)
-        signals.arrive("stored#", after="tma")
+        store_part(place, gradient.tensor, stored, tile.spec.packed_k)
     else:
-        store_whole(signals, tile, gradient, number, rounded(values, tile.spec.dtype))
+        share(stored, gradient.shared)
 
 
 @cute.jit
-def store_whole(
-    signals: Signals, tile: KeyTile, gradient: GradientTile, number: Int32, words: list[Int32]
-) -> None:
-    """A thread's words to shared memory, and from there to global memory."""
-    share(words, gradient.shared)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    meet_warpgroup(signals)
-    if cutlass.const_expr(gradient.atom is not None):
-        if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
+def send(
+    signals: Signals, name: cutlass.Constexpr, tile: KeyTile, gradient: GradientTile,
+    number: Int32, ring: Ring,
+) -> None:  # fmt: skip
+    """A warp starts the store of what was handed over."""
+    signals.wait(name, ring)
+    if cutlass.const_expr(not tile.spec.key_parts):
+        if cutlass.const_expr(gradient.atom is not None):
             store_by_tma(gradient, tile, number)
-            signals.arrive("stored#", after="tma")
-    else:
-        store_rows(gradient, tile, number)
-        signals.arrive("stored#", after="tma")
+        else:
+            store_rows(gradient, tile, number)
+    signals.arrive("stored#", after="tma")
 
 
 def store_by_tma(gradient: GradientTile, tile: KeyTile, number: Int32) -> None:
@@ -111,18 +105,18 @@ def store_rows(gradient: GradientTile, tile: KeyTile, number: Int32) -> None:
     """With 16-byte stores, a row's vectors side by side; rows beyond the sequence stay out."""
     spec: cutlass.Constexpr = tile.spec
     vectors: cutlass.Constexpr = gradient.dim // VECTOR
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    first_key = tile.first_key + number * WARPGROUP_ROWS
-    for index in cutlass.range(thread, WARPGROUP_ROWS * vectors, WARPGROUP, unroll=1):
-        row, vector = index // vectors, index % vectors
-        key = first_key + row
-        if key < tile.seqlen_k:
-            if cutlass.const_expr(spec.packed_k):
-                target = gradient.tensor[tile.start_k + key, tile.head_k, None]
-            else:
-                target = gradient.tensor[tile.batch, key, tile.head_k, None]
-            source = cute.local_tile(gradient.shared, (1, VECTOR), (row, vector))
-            cute.autovec_copy(
-                cute.make_tensor(source.iterator, cute.make_layout(VECTOR)),
-                cute.local_tile(target, (VECTOR,), (vector,)),
-            )
+    lanes: cutlass.Constexpr = 1 << (vectors - 1).bit_length()
+    lane = cute.arch.lane_idx()
+    first_key, vector = tile.first_key + number * WARPGROUP_ROWS, lane % lanes
+    rows = cutlass.min(tile.seqlen_k - first_key, WARPGROUP_ROWS)
+    rows = cutlass.select_(vector < vectors, rows, Int32(0))
+    for row in cutlass.range(lane // lanes, rows, WARP // lanes, unroll=1):
+        if cutlass.const_expr(spec.packed_k):
+            target = gradient.tensor[tile.start_k + first_key + row, tile.head_k, None]
+        else:
+            target = gradient.tensor[tile.batch, first_key + row, tile.head_k, None]
+        source = cute.local_tile(gradient.shared, (1, VECTOR), (row, vector))
+        cute.autovec_copy(
+            cute.make_tensor(source.iterator, cute.make_layout(VECTOR)),
+            cute.local_tile(target, (VECTOR,), (vector,)),
+        )

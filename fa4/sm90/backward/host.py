@@ -15,16 +15,16 @@ from fa4.sm100.backward.tiles import call_sizes
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, dq_parts, dk_parts, dv_parts, softmax_scale, softcap, window_left,
-             window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
-             seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
+             sink_parts, turns, drawn, dq_parts, dk_parts, dv_parts, softmax_scale, softcap,
+             window_left, window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q,
+             cu_seqlens_k, seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
              trace: cutlass.Constexpr):  # fmt: skip
     """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
     where packed, (total, heads, dim)."""
-    preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
-               cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
+    preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, drawn,
+               sink, cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
     sums = (dk_parts, dv_parts) if spec.key_parts else (dk, dv)
-    gradients(q, k, v, dout, *sums, dq_accum, stats, turns, softmax_scale, softcap,
+    gradients(q, k, v, dout, *sums, dq_accum, stats, turns, drawn, softmax_scale, softcap,
               (window_left, window_right), (max_seqlen_q, max_seqlen_k),
               (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,
               trace)  # fmt: skip
@@ -35,19 +35,20 @@ def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accu
 
 
 @cute.jit
-def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap, window,
-              longest, lengths, aux, stream, spec: cutlass.Constexpr,
+def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, drawn, softmax_scale, softcap,
+              window, longest, lengths, aux, stream, spec: cutlass.Constexpr,
               trace: cutlass.Constexpr):  # fmt: skip
     """Launch the main kernel: dK, dV, and dQ as sums in float32."""
     shapes: cutlass.Constexpr = tile_shapes(spec)
-    sizes, ctas = call_sizes(q, dk, longest, lengths, TILE_ROWS, spec.block_rows)
+    sizes, count = call_sizes(q, dk, longest, lengths, TILE_ROWS, spec.block_rows)
     loads = load_atoms(spec, shapes, (q, k, v, dout))
     stores = store_atoms(spec, shapes, dv, dk)
     kernel(
-        loads, stores, stats, dq_accum, turns, scales(spec, softmax_scale, softcap), softmax_scale,
-        aux, sizes, window, lengths, spec, trace,
+        loads, stores, (dv, dk), stats, dq_accum, turns, drawn,
+        scales(spec, softmax_scale, softcap), softmax_scale, aux, (sizes, count), window, lengths,
+        spec, trace,
     ).launch(
-        grid=(ctas, 1, 1),
+        grid=(cutlass.min(count, spec.gpu.sm_count), 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
         # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
         min_blocks_per_mp=1,

@@ -1,8 +1,10 @@
 """The Hopper backward kernel: its warps' roles."""
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.descriptors import OperandTiles, swizzle_bytes
@@ -14,16 +16,17 @@ from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.consumer import KeyWork, consume
 from fa4.sm90.backward.epilogue import GradientTile, KeyGradients
 from fa4.sm90.backward.load import load
-from fa4.sm90.backward.mods import score_mods
 from fa4.sm90.backward.operands import (
     Shapes,
     TileShape,
+    first_buffer,
     make_sources,
     prefetch_descriptors,
     shared_tile,
 )
-from fa4.sm90.backward.order import place
+from fa4.sm90.backward.order import WorkList
 from fa4.sm90.backward.products import GradientProducts, joined
+from fa4.sm90.backward.queue import KeyQueue
 from fa4.sm90.backward.reduce import DqReduction, reduce
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.products import operand_tiles
@@ -31,40 +34,47 @@ from fa4.sm100.backward.tiles import BackwardProblem
 
 
 def tile_shapes(spec: WarpgroupBackwardSpec) -> Shapes:
-    """Of each operand; of k and v, stages are the warpgroups' keys."""
+    """Of each operand; stages of k and v: each warpgroup's, one behind the other's."""
     pipeline = spec.pipeline
+    places = CONSUMERS * STAGES
     d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_m
     return {
         "q": TileShape(rows, d, STAGES),
         "do": TileShape(rows, dv, STAGES),
-        "k": TileShape(WARPGROUP_ROWS, pipeline.key_dim, CONSUMERS, pipeline.key_run_bytes),
+        "k": TileShape(WARPGROUP_ROWS, pipeline.key_dim, places, pipeline.key_run_bytes),
         "v": TileShape(WARPGROUP_ROWS, dv, CONSUMERS),
         "ds": TileShape(rows, WARPGROUP_ROWS, STAGES),
+        # Over dS, of which each warpgroup has as many places for it.
+        "dv": TileShape(WARPGROUP_ROWS, dv, places * rows // dv),
+        "dk": TileShape(WARPGROUP_ROWS, pipeline.key_dim, places, pipeline.key_run_bytes),
     }
 
 
 @cute.kernel
-def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, sizes, window,
-           lengths, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+def kernel(loads, stores, gradients, stats, dq_accum, turns, drawn, factors, softmax_scale, aux,
+           sizes, window, lengths, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
-    problem = BackwardProblem(spec, *(*sizes, *window, *lengths))
+    sizes, count = sizes
+    work_list = WorkList(BackwardProblem(spec, *(*sizes, *window, *lengths)), count)
+    numbers = cute.recast_ptr(memory + plan.buffer("work").start, dtype=Int32)
+    queue = KeyQueue(work_list, drawn, numbers)
     scale_log2, score_scale = factors
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
         init_signals(signals)
     if warp == 1:
         prefetch_descriptors(loads, stores)
-    tile = place(problem)
     meet(spec.cta_group)
 
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
         sources = make_sources(spec, plan, tile_shapes(spec), memory, loads, stats)
-        load(signals.of("load"), tile, sources)
+        sources = replace(sources, gradients=gradients)
+        load(signals.of("load"), queue, sources)
     if has_role(warp, plan.role("consumer0"), plan.role("consumer1")):
         take_registers(plan, plan.role("consumer0"))
         number = warp // (WARPGROUP // WARP)
@@ -74,21 +84,24 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
             number=number,
             products=make_products(spec, start, number),
             dq=dq_staging(spec, start, number),
-            gradients=make_gradients(spec, memory, number, stores, softmax_scale),
+            gradients=make_gradients(spec, memory, stores),
+            softmax_scale=softmax_scale,
             lse=column_address(start + plan.buffer("lse").start, thread),
             d=column_address(start + plan.buffer("d").start, thread),
             ds=start + plan.buffer("ds0").start + number * ds_step(spec),
             scale_log2=scale_log2,
-            mods=score_mods(spec, score_scale, aux, tile, number),
-            never=problem.blocks,
+            score_scale=score_scale,
+            aux=aux,
+            never=work_list.problem.blocks,
         )
-        consume(signals.of("consumer#").numbered(number), tile, work)
+        consume(signals.of("consumer#").numbered(number), queue, work)
     if has_role(warp, plan.role("reduce0"), plan.role("reduce1")):
         take_registers(plan, plan.role("reduce0"))
         number = warp - plan.role("reduce0").warps[0]
         staging = dq_staging(spec, memory.toint().to(Int32), number)
-        adding = DqReduction(number, staging, dq_accum, turns)
-        reduce(signals.of("reduce#").numbered(number), tile, adding)
+        leaving = make_gradients(spec, memory, stores)
+        adding = DqReduction(number, staging, dq_accum, turns, leaving)
+        reduce(signals.of("reduce#").numbered(number), queue, adding)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:
             cute.arch.setmaxregister_decrease(registers)
@@ -114,14 +127,14 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
 
     def tiles(name: str, along_rows: bool, offset: Int32 | int = 0) -> OperandTiles:
         rows, dim, _, run_bytes = shapes[name[:2] if name.startswith("ds") else name]
-        place = start + plan.buffer(name).start + offset
+        place = start + first_buffer(plan, name).start + offset
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2,
                              depth=depths.get(name), run_bytes=run_bytes)  # fmt: skip
 
     def both(one: OperandTiles, distance: int) -> OperandTiles:
         return joined(one, one, distance // 16)
 
-    own, k_bytes = WARPGROUP_ROWS * 2, WARPGROUP_ROWS * 2 * pipeline.key_dim
+    own, k_bytes = WARPGROUP_ROWS * 2, STAGES * WARPGROUP_ROWS * 2 * pipeline.key_dim
     v_bytes = own * pipeline.head_dim_v
     # Which rows of dQ, or which of its columns, are this warpgroup's: a run, or half of one.
     run = number * (WARPGROUP_ROWS * swizzle_bytes(WARPGROUP_ROWS))
@@ -137,6 +150,7 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
         ds=both(tiles("ds0", False, run if of_rows else Int32(0)), ds_step(spec)),
         k_rows=both(tiles("k", True, Int32(0) if of_rows else columns), k_bytes),
         dtype=spec.dtype,
+        cols=pipeline.product_dims,
         tile_m=pipeline.tile_m,
         dq_cols=dq_columns(pipeline),
     )
@@ -151,19 +165,17 @@ def column_offset(run_bytes: int, column: int) -> int:
 def make_gradients(
     spec: WarpgroupBackwardSpec,
     memory: cute.Pointer,
-    number: Int32,
     stores: tuple,
-    softmax_scale: Float32,
 ) -> KeyGradients:
-    """dV and dK by way of the memory of the warpgroup's V and K."""
-    dims = (("v", spec.head_dim_v), ("k", spec.head_dim))
+    """dV and dK by way of the memory of dS and K."""
+    ways = (("dv", "ds", spec.head_dim_v), ("dk", "k", spec.head_dim))
     dv, dk = (
         GradientTile(
             atom,
             tensor,
-            shared_tile(spec, spec.plan, tile_shapes(spec), memory, name)[None, None, number],
+            shared_tile(spec, spec.plan, tile_shapes(spec), memory, name, over),
             dim,
         )
-        for (atom, tensor), (name, dim) in zip(stores, dims, strict=True)
+        for (atom, tensor), (name, over, dim) in zip(stores, ways, strict=True)
     )
-    return KeyGradients(dv, dk, softmax_scale)
+    return KeyGradients(dv, dk)

@@ -1,4 +1,5 @@
-"""The load warp: K and V once, then Q and dO of each query tile, with a number of every row."""
+"""The load warp: of each work tile K and V, and Q and dO of each query tile, with a number of every
+row."""
 
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
 from fa4.plan.warpgroup_backward import CONSUMERS
 from fa4.sm90.backward.parts import shared_keys
+from fa4.sm90.backward.queue import KeyQueue, draw, find, tell, told_last
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
 from fa4.sm100.backward.tiles import KeyTile
 
@@ -34,7 +36,10 @@ class RowNumbers:
 
 @dataclass(frozen=True)
 class LoadSources:
-    """What the load warp loads. Stages of k and v are the warpgroups' keys."""
+    """What the load warp loads. Stages of k and v: each warpgroup's, one behind the other's.
+
+    gradients: dV and dK in global memory, for keys that no query sees.
+    """
 
     q: TileSource
     k: TileSource
@@ -42,36 +47,71 @@ class LoadSources:
     dout: TileSource
     lse: RowNumbers
     d: RowNumbers
+    gradients: tuple = ()
 
 
 @cute.jit
-def load(signals: Signals, tile: KeyTile, sources: LoadSources) -> None:
-    """Query heads of the group one after the other, their query tiles from the first on."""
-    queries, grads = signals.ring("q"), signals.ring("do")
+def load(signals: Signals, queue: KeyQueue, sources: LoadSources) -> None:
+    """Every work tile that this CTA draws, and in the end that there is none any more.
+
+    K of the last tile of all stands for that of none, for the S that then begins (`consumer`).
+    """
+    rows, keys = signals.ring("q"), signals.ring("work")
+    problem = queue.work.problem
+    tell(signals, queue, keys, find(queue, draw(queue), sources.gradients))
+    told = told_last(queue, keys)
+    if told.exists:
+        load_keys(signals, "k", sources.k, shared_keys_of(told.of(problem), sources), keys)
+    while told.exists:
+        rows, drawn = load_tile(signals, queue, told.of(problem), sources, rows, keys)
+        keys = keys.next()
+        tell(signals, queue, keys, find(queue, drawn, sources.gradients))
+        told = told_last(queue, keys)
+        following = shared_keys_of(told.or_last().of(problem), sources)
+        load_keys(signals, "k", sources.k, following, keys)
+
+
+@cute.jit
+def load_tile(
+    signals: Signals, queue: KeyQueue, tile: KeyTile, sources: LoadSources, ring: Ring, keys: Ring
+) -> tuple[Ring, Int32]:
+    """Query heads of the group one after the other, their query tiles from the first on; and V.
+
+    V comes behind the first dO, as its place is free later. Returns where the ring is, and what was
+    drawn: not earlier than before the last load, as who is free draws first.
+    """
     trips, q_start, q_stop = tile.trips, tile.q_start, tile.q_stop
     head, row_tile = tile.head_k * tile.group, q_start
-    if trips > 0:
-        keys = shared_keys(tile, sources.q.tensor, sources.k.tensor)
-        load_keys(signals, "q_full", sources.k, keys)
-        load_keys(signals, "do_full", sources.v, keys)
-    for _ in cutlass.range(trips, unroll=1):
-        load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, queries)
-        load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, grads)
-        queries, grads = queries.next(), grads.next()
+    drawn = Int32(0)
+    for i in cutlass.range(trips, unroll=1):
+        load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, ring)
+        if i == trips - 1:
+            drawn = draw(queue)
+        load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, ring)
+        if i == 0:
+            load_keys(signals, "v", sources.v, shared_keys_of(tile, sources), Ring(1, 0, keys.slot))
+        ring = ring.next()
         row_tile += 1
         ended = row_tile == q_stop
         head = cutlass.select_(ended, head + 1, head)
         row_tile = cutlass.select_(ended, q_start, row_tile)
+    return ring, drawn
 
 
-def load_keys(signals: Signals, name: str, source: TileSource, tile: KeyTile) -> None:
-    """K or V of the work tile, counted with the first phase of `name`."""
+def shared_keys_of(tile: KeyTile, sources: LoadSources) -> KeyTile:
+    """The work tile by the KV head whose K and V it has."""
+    return shared_keys(tile, sources.q.tensor, sources.k.tensor)
+
+
+def load_keys(signals: Signals, name: str, source: TileSource, tile: KeyTile, ring: Ring) -> None:
+    """K or V of the work tile, each warpgroup's by itself."""
     tiles = tiles_of(source, tile, tile.head_k, of_keys=True)
-    full = signals.expect_more(name, CONSUMERS * source.num_bytes)
     for i in range(CONSUMERS):
+        signals.wait(f"{name}{i}_empty", ring)
+        full = signals.expect(f"{name}{i}_full", source.num_bytes, ring)
         number = tile.block * CONSUMERS + i
         empty = number * WARPGROUP_ROWS >= tile.seqlen_k
-        shared = source.shared[None, None, i]
+        shared = source.shared[None, None, i * ring.stages + ring.slot]
         copy_tile(source, tiles[None, None, number], shared, full, empty)
 
 

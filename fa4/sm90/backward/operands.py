@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.kit.descriptors import ELEMENTS
 from fa4.kit.features import BackwardFeatures
 from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
-from fa4.plan.schema import PipelinePlan
+from fa4.plan.schema import Buffer, PipelinePlan
 from fa4.sm90.backward.divided import DividedFeatures
 from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers
 from fa4.sm100.backward.load import TileSource
@@ -73,14 +73,27 @@ def prefetch_descriptors(loads: tuple, stores: tuple) -> None:
             cpasync.prefetch_descriptor(atom)
 
 
+def first_buffer(plan: PipelinePlan, name: str) -> Buffer:
+    """A buffer of the plan; of one for each warpgroup, which lie one behind the other, the first.
+
+    KeyError if it has neither.
+    """
+    names = {buffer.name for buffer in plan.buffers}
+    return plan.buffer(name if name in names else f"{name}0")
+
+
 def shared_tile(
-    spec: BackwardFeatures, plan: PipelinePlan, shapes: Shapes, memory: cute.Pointer, name: str
-) -> cute.Tensor:
-    """(rows, dim, stages) of a buffer of the plan, swizzled; (rows, dim) of one place."""
+    spec: BackwardFeatures, plan: PipelinePlan, shapes: Shapes, memory: cute.Pointer, name: str,
+    over: str = "",
+) -> cute.Tensor:  # fmt: skip
+    """(rows, dim, stages) of a buffer of the plan, swizzled; (rows, dim) of one place.
+
+    over: another buffer in whose memory it lies.
+    """
     shape = shapes[name]
     layout = swizzled_layout(*shape[:3], run_bytes=shape.run_bytes)
     pointer = cute.recast_ptr(
-        memory + plan.buffer(name).start, layout.inner, dtype=ELEMENTS[spec.dtype]
+        memory + first_buffer(plan, over or name).start, layout.inner, dtype=ELEMENTS[spec.dtype]
     )
     return cute.make_tensor(pointer, layout.outer)
 

@@ -1,28 +1,46 @@
-"""Which work tile a CTA has: under a causal mask, the longest of some heads first.
+"""Which work tile has which number: under a causal mask, the longest of some heads first.
 
 A KV tile has the more query tiles the earlier it is. Head after head, the last head's longest tiles
 begin when most SMs have nothing else left; over all heads, longest first, Q and dO of more heads
 than L2 has room for would be read at a time. So it is done over as many as keep the SMs busy, in
 sections of about one size: a small last one would begin as late as a single head.
+
+In a fixed order of sums, tiles of a head come one behind the other, last ones first under such a
+mask: nobody may wait for a tile of a larger number.
 """
 
+from dataclasses import dataclass
+
 import cutlass
-import cutlass.cute as cute
 from cutlass import Int32
 
 from fa4.plan.warpgroup_backward import SECTION_ROUNDS
-from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, key_tile, locate
+from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, key_tile
 
 
-def place(problem: BackwardProblem) -> KeyTile:
-    """The work tile of this CTA. In a fixed order of sums, and without such a mask, as `locate`."""
-    spec = problem.spec
-    if spec.deterministic or not spec.hides_first_rows:
-        return locate(problem)
-    index, blocks = cute.arch.block_idx()[0], problem.blocks
-    first, width = section(index // blocks, cute.arch.grid_dim()[0] // blocks, blocks, spec)
-    rest = index - first * blocks
-    return key_tile(problem, rest // width, first + rest % width)
+@dataclass(frozen=True)
+class WorkList:
+    """All work tiles of a call, `count` of them."""
+
+    problem: BackwardProblem
+    count: Int32
+
+    def tile(self, index: Int32) -> KeyTile:
+        """The one with a number."""
+        problem, blocks = self.problem, self.problem.blocks
+        spec = problem.spec
+        if spec.hides_first_rows and not spec.deterministic:
+            first, width = section(index // blocks, self.count // blocks, blocks, spec)
+            rest = index - first * blocks
+            return key_tile(problem, rest // width, first + rest % width)
+        block = index % blocks
+        if spec.hides_first_rows:
+            block = blocks - 1 - block
+        return key_tile(problem, block, index // blocks)
+
+    def tile_or_last(self, index: Int32) -> KeyTile:
+        """The same; the last one beyond the end, where traced code looks, too."""
+        return self.tile(cutlass.min(index, self.count - 1))
 
 
 def section(

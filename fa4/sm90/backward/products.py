@@ -19,9 +19,10 @@ from fa4.sm90.forward.products import multiply
 class GradientProducts:
     """Where a warpgroup's operands lie.
 
-    k, v: its own keys. q, do: summed over their columns; q_rows, do_rows: over their rows. ds: of
-    all keys and its queries of dQ; k_rows: all keys, its columns of dQ. dtype: of all of them.
-    tile_m: queries of a tile; dq_cols: columns of its accumulator of dQ.
+    k, v: its own keys, of K in the first slot. q, do: summed over their columns; q_rows, do_rows:
+    over their rows. ds: of all keys and its queries of dQ; k_rows: all keys, its columns of dQ.
+    dtype: of all of them. cols: columns of dK and dV. tile_m: queries of a tile; dq_cols: columns
+    of its accumulator of dQ.
     """
 
     k: OperandTiles
@@ -33,8 +34,14 @@ class GradientProducts:
     ds: OperandTiles
     k_rows: OperandTiles
     dtype: cutlass.Constexpr
+    cols: cutlass.Constexpr
     tile_m: cutlass.Constexpr
     dq_cols: cutlass.Constexpr
+
+    def at(self, slot: Int32) -> "GradientProducts":
+        """The same with K in a slot."""
+        k, k_rows = (replace(x, low=x.stage(slot)) for x in (self.k, self.k_rows))
+        return replace(self, k=k, k_rows=k_rows)
 
     def scores(self, stage: Int32 | int) -> list[Float32]:
         """Start S^T = K Q^T with the queries of a stage, as a group of its own."""
@@ -45,12 +52,12 @@ class GradientProducts:
         return self._new(self.v, self.do, stage)
 
     def values(self, sums: list[Float32], p: list[Int32], stage: Int32 | int) -> list[Float32]:
-        """Start dV += P^T dO with P's words, likewise."""
-        return self._add(sums, p, self.do_rows, stage)
+        """Start dV += P^T dO with P's words, likewise; no sums: of nothing yet."""
+        return self._add(sums, p, self.do_rows, stage, self.cols[1])
 
     def keys(self, sums: list[Float32], ds: list[Int32], stage: Int32 | int) -> list[Float32]:
         """Start dK += dS^T Q with dS's words, likewise."""
-        return self._add(sums, ds, self.q_rows, stage)
+        return self._add(sums, ds, self.q_rows, stage, self.cols[0])
 
     def queries(self, stage: Int32 | int) -> list[Float32]:
         """Start dQ = dS K with dS of a stage, likewise."""
@@ -70,13 +77,15 @@ class GradientProducts:
         return code.trace(*sums, effects=True)
 
     def _add(
-        self, sums: list[Float32], words: list[Int32], rows: OperandTiles, stage: Int32 | int
-    ) -> list[Float32]:
+        self, sums: list[Float32], words: list[Int32], rows: OperandTiles, stage: Int32 | int,
+        cols: int,
+    ) -> list[Float32]:  # fmt: skip
         code = PtxBlock()
-        into, held = code.update_all(sums), code.read_all(words)
+        held = code.read_all(words)
+        into = code.update_all(sums) if sums else [code.register("f32") for _ in range(cols // 2)]
         a = ["{" + ", ".join(held[i : i + 4]) + "}" for i in range(0, len(held), 4)]
         b = descriptors(code, rows.stage(stage), rows.high, rows.steps)
-        multiply(code, into, a, b, self.dtype, added=True, transposed=True)
+        multiply(code, into, a, b, self.dtype, added=bool(sums), transposed=True)
         return code.trace(*into, effects=True)
 
 

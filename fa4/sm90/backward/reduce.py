@@ -23,7 +23,9 @@ from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS, dq_columns
+from fa4.sm90.backward.epilogue import KeyGradients, send
 from fa4.sm90.backward.load import place_of
+from fa4.sm90.backward.queue import KeyQueue, receive
 from fa4.sm100.backward.reduce import add_bulk, await_turn, release_turn, store_rows
 from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.backward.workspace import VECTOR
@@ -36,13 +38,15 @@ class DqReduction:
     """Where a warpgroup's part of dQ goes.
 
     number: of the warpgroup. staging: its part's address in shared memory. dq_accum: in global
-    memory. turns: (heads, tiles, counters) of int32, None in any order.
+    memory. turns: (heads, tiles, counters) of int32, None in any order. gradients: of the
+    warpgroup's keys, which leave by the same warp.
     """
 
     number: Int32
     staging: Int32
     dq_accum: cute.Tensor
     turns: Any
+    gradients: KeyGradients
 
 
 def store_part(signals: Signals, staging: Int32, turn: Ring, values: list[Float32]) -> None:
@@ -64,32 +68,63 @@ def hand_over_part(signals: Signals, turn: Ring) -> None:
 
 
 @cute.jit
-def reduce(signals: Signals, tile: KeyTile, work: DqReduction) -> None:
-    """A warp: query heads of the group one after the other, their query tiles from the first on."""
-    spec: cutlass.Constexpr = tile.spec
-    columns: cutlass.Constexpr = spec.pipeline.dq_dim
-    part: cutlass.Constexpr = WARPGROUP_ROWS * dq_columns(spec.pipeline)
-    turn = signals.ring("dq0")
+def reduce(signals: Signals, queue: KeyQueue, work: DqReduction) -> None:
+    """A warp: of every work tile of its CTA the parts of dQ, and dV and dK."""
+    turn, keys = signals.ring("dq0"), signals.ring("work")
+    told = receive(signals, queue, keys)
+    while told.exists:
+        turn = reduce_tile(signals, told.of(queue.work.problem), work, turn, keys)
+        keys = keys.next()
+        told = receive(signals, queue, keys)
+
+
+@cute.jit
+def reduce_tile(signals: Signals, tile: KeyTile, work: DqReduction, turn: Ring, keys: Ring) -> Ring:
+    """Query heads of the group one after the other, their query tiles from the first on.
+
+    Returns where the ring of parts is.
+    """
     q_start, q_stop = tile.q_start, tile.q_stop
     head, row_tile = tile.head_k * tile.group, q_start
+    once = Ring(1, 0, keys.slot)  # of what there is one of for each work tile
+    gradients = work.gradients.at(work.number, keys)
     for _ in cutlass.range(tile.trips, unroll=1):
-        at, inside = place_of(tile, work.dq_accum.shape[1], head, row_tile)
-        target = work.dq_accum.iterator.toint() + FLOAT_BYTES * (
-            (at * spec.block_rows + inside) * columns + work.number * part
-        )
-        signals.wait("dq#_full", turn)
-        if cutlass.const_expr(spec.deterministic):
-            own = at * spec.dq_counters + inside // spec.tile_rows * CONSUMERS + work.number
-            await_turn(work.turns, own, tile.keys_before(row_tile))
-        if cute.arch.lane_idx() == 0:
-            add_bulk(target, work.staging, part * FLOAT_BYTES)
-            cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        signals.arrive_once("dq#_empty", turn)
-        if cutlass.const_expr(spec.deterministic):
-            release_turn(work.turns, own)
+        add_part(signals, tile, work, turn, (head, row_tile))
         turn = turn.next()
         row_tile += 1
         ended = row_tile == q_stop
         head = cutlass.select_(ended, head + 1, head)
         row_tile = cutlass.select_(ended, q_start, row_tile)
+    send(signals, "dv#_full", tile, gradients.dv, work.number, once)
+    signals.wait("stored#")
+    signals.arrive_once("dv#_empty", once)
+    send(signals, "dk#_full", tile, gradients.dk, work.number, keys)
+    signals.wait("stored#")
+    signals.arrive_once("k#_empty", keys)
+    return turn
+
+
+@cute.jit
+def add_part(
+    signals: Signals, tile: KeyTile, work: DqReduction, turn: Ring, rows: tuple[Int32, Int32]
+) -> None:
+    """The part of dQ of (query head, query tile), in its turn."""
+    spec: cutlass.Constexpr = tile.spec
+    columns: cutlass.Constexpr = spec.pipeline.dq_dim
+    part: cutlass.Constexpr = WARPGROUP_ROWS * dq_columns(spec.pipeline)
+    head, row_tile = rows
+    at, inside = place_of(tile, work.dq_accum.shape[1], head, row_tile)
+    target = work.dq_accum.iterator.toint() + FLOAT_BYTES * (
+        (at * spec.block_rows + inside) * columns + work.number * part
+    )
+    signals.wait("dq#_full", turn)
+    if cutlass.const_expr(spec.deterministic):
+        own = at * spec.dq_counters + inside // spec.tile_rows * CONSUMERS + work.number
+        await_turn(work.turns, own, tile.keys_before(row_tile))
+    if cute.arch.lane_idx() == 0:
+        add_bulk(target, work.staging, part * FLOAT_BYTES)
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    signals.arrive_once("dq#_empty", turn)
+    if cutlass.const_expr(spec.deterministic):
+        release_turn(work.turns, own)

@@ -65,6 +65,11 @@ class WarpgroupBackwardSpec(DividedFeatures):
         return self.pipeline.dq_dim
 
     @property
+    def draws_work(self) -> bool:
+        """Does a counter in global memory say which work tile is next?"""
+        return True
+
+    @property
     def pipeline(self) -> WarpgroupBackwardPipeline:
         """The pipeline of this kernel.
 

@@ -13,14 +13,14 @@ from fa4.sm100.backward.row_blocks import QueryRows, all_rows
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, dq_parts, dk_parts, dv_parts, softmax_scale, softcap, window_left,
-             window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
-             seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
+             sink_parts, turns, drawn, dq_parts, dk_parts, dv_parts, softmax_scale, softcap,
+             window_left, window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q,
+             cu_seqlens_k, seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
              trace: cutlass.Constexpr):  # fmt: skip
     """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
     where packed, (total, heads, dim)."""
-    preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
-               cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
+    preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, drawn,
+               sink, cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
     sum_q = dq_parts if spec.query_parts else dq
     sums = (dk_parts, dv_parts) if spec.key_parts else (dk, dv)
     gradients(q, k, v, dout, sum_q, *sums, stats, softmax_scale, softcap,
