@@ -13,7 +13,7 @@ from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
 from fa4.plan.warpgroup_backward import CONSUMERS
 from fa4.sm90.backward.parts import shared_keys
-from fa4.sm90.backward.queue import KeyQueue, draw, find, tell, told_last
+from fa4.sm90.backward.queue import KeyQueue, draw, find, first_number, number_of, tell, told_last
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
 from fa4.sm100.backward.tiles import KeyTile
 
@@ -58,14 +58,14 @@ def load(signals: Signals, queue: KeyQueue, sources: LoadSources) -> None:
     """
     rows, keys = signals.ring("q"), signals.ring("work")
     problem = queue.work.problem
-    tell(signals, queue, keys, find(queue, draw(queue), sources.gradients))
+    tell(signals, queue, keys, find(queue, first_number(queue), sources.gradients))
     told = told_last(queue, keys)
     if told.exists:
         load_keys(signals, "k", sources.k, shared_keys_of(told.of(problem), sources), keys)
     while told.exists:
         rows, drawn = load_tile(signals, queue, told.of(problem), sources, rows, keys)
         keys = keys.next()
-        tell(signals, queue, keys, find(queue, drawn, sources.gradients))
+        tell(signals, queue, keys, find(queue, number_of(queue, drawn), sources.gradients))
         told = told_last(queue, keys)
         following = shared_keys_of(told.or_last().of(problem), sources)
         load_keys(signals, "k", sources.k, following, keys)

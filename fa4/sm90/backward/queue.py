@@ -41,24 +41,37 @@ class KeyQueue:
         return cute.make_tensor(self.places + ring.slot * WORK_WORDS, cute.make_layout(WORK_WORDS))
 
 
+def first_number(queue: KeyQueue) -> Int32:
+    """What a CTA begins with: its own number.
+
+    In a fixed order of sums it draws: a tile of a CTA that has not started would be waited for.
+    """
+    if queue.work.problem.spec.deterministic:
+        return _told(draw(queue))
+    return cute.arch.block_idx()[0]
+
+
 def draw(queue: KeyQueue) -> Int32:
     """The load warp's first lane draws a number; it is not waited for yet."""
     return draw_work(WorkQueue(queue.drawn, None, None))
 
 
+def number_of(queue: KeyQueue, drawn: Int32) -> Int32:
+    """The work tile that was drawn: one beyond those that CTAs begin with."""
+    return _told(drawn) + (0 if queue.work.problem.spec.deterministic else cute.arch.grid_dim()[0])
+
+
 @cute.jit
-def find(queue: KeyQueue, drawn: Int32, gradients: tuple) -> Int32:
-    """The number of the next work tile that some query sees, by what was drawn; the count, or more,
-    at the end.
+def find(queue: KeyQueue, index: Int32, gradients: tuple) -> Int32:
+    """The next work tile from a number on that some query sees; the count, or more, at the end.
 
     gradients: dV and dK, in global memory. Of keys that no query sees they are zeros.
     """
     work = queue.work
-    index = _told(drawn)
     while (index < work.count) & (work.tile_or_last(index).trips == 0):
         for gradient in gradients:
             store_zeros(work.tile_or_last(index), gradient)
-        index = _told(draw(queue))
+        index = number_of(queue, draw(queue))
     return index
 
 
