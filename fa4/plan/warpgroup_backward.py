@@ -242,7 +242,6 @@ def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
         signals += [
             *_loads(f"k{i}", STAGES, size["k"], names, sender),
             *_loads(f"v{i}", 1, size["v"], [name], {name: RELEASES}),
-            Signal(name=f"dv{i}_empty", arrivals=sender, waiters=(name,), free=1),
         ]
         products = ("s", "dp", "dv", "dq", "dk")
         signals += [
@@ -251,11 +250,12 @@ def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
         ]
         signals += [
             Signal(name=f"stored{i}", arrivals=sender, waiters=(f"reduce{i}",), kind="group"),
-            *(Signal(name=f"{what}{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",),
-                     stages=stages)
-              for what, stages in (("dq", 1), ("dv", 1), ("dk", STAGES))),
-            Signal(name=f"dq{i}_empty", arrivals={f"reduce{i}": 1}, waiters=(name,), free=1),
-        ]  # fmt: skip
+        ]
+        for what in ("dq", "grads"):
+            signals += [
+                Signal(name=f"{what}{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",)),
+                Signal(name=f"{what}{i}_empty", arrivals=sender, waiters=(name,), free=1),
+            ]
     return signals
 
 
@@ -342,11 +342,10 @@ def _reduce(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
         prologue=read_number(),
         program=(
             Loop("q_tiles", add),
-            *_send(pipeline, i, "dV", cols_v),
-            Wait(f"stored{i}"),
-            Arrive(f"dv{i}_empty"),
-            *_send(pipeline, i, "dK", cols),
-            Wait(f"stored{i}"),
+            Wait(f"grads{i}_full"),
+            *_store(pipeline, i, "dV", cols_v),
+            Arrive(f"grads{i}_empty"),
+            *_store(pipeline, i, "dK", cols),
             Arrive(f"k{i}_empty"),
             *read_number(),
         ),
@@ -387,7 +386,7 @@ def _step(pipeline: WarpgroupBackwardPipeline, i: int, *, first: bool = False) -
         Work(f"exp S{i}", half, reads=("lse",)),  # the last time, of which there is one per tile
         Wait(f"dp{i}_done"),
         gradients,
-        *((Wait(f"dv{i}_empty"),) if first else ()),
+        *((Wait(f"grads{i}_empty"),) if first else ()),
         Work(f"write dS{i}", write, writes=(f"ds{i}",)),
         *_product(pipeline, i, "dv"),
         Work(f"show dS{i}", Sync(fenced=True)),
@@ -457,8 +456,7 @@ def _finish(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
         Wait("left"),
         *(_into_memory(pipeline, i, what, dim) for what, dim in gradients),
         Work(f"show dV{i} and dK{i}", Sync(fenced=True)),
-        Arrive(f"dv{i}_full"),
-        Arrive(f"dk{i}_full"),
+        Arrive(f"grads{i}_full"),
     )
 
 
@@ -478,12 +476,12 @@ def _into_memory(pipeline: WarpgroupBackwardPipeline, i: int, what: str, dim: in
     return Work(f"write {what}{i}", access, writes=(_place(pipeline, i, what),))
 
 
-def _send(pipeline: WarpgroupBackwardPipeline, i: int, what: str, dim: int) -> Program:
-    """The same on its way to global memory."""
-    num_bytes = WARPGROUP_ROWS * dim * pipeline.element_bytes
+def _store(pipeline: WarpgroupBackwardPipeline, i: int, what: str, dim: int) -> Program:
+    """The same to global memory, until its place may be given back."""
+    copy = Copy(kind="store", num_bytes=WARPGROUP_ROWS * dim * pipeline.element_bytes)
+    place = _place(pipeline, i, what)
     return (
-        Wait(f"{what.lower()}{i}_full"),
-        Work(f"store {what}{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
-             reads=(_place(pipeline, i, what),)),
+        Work(f"store {what}{i}", copy, asynchronous=True, reads=(place,)),
         Arrive(f"stored{i}", after="tma"),
-    )  # fmt: skip
+        Wait(f"stored{i}"),
+    )

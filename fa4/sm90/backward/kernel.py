@@ -8,8 +8,8 @@ from cutlass import Int32, Int64
 
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.descriptors import OperandTiles, swizzle_bytes
-from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
-from fa4.kit.signals import Signals, init_signals
+from fa4.kit.setup import SWIZZLE_ALIGN, has_role, take_registers
+from fa4.kit.signals import CTA_BARRIER, Signals, init_signals
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns
 from fa4.sm90.backward.columns import column_address
@@ -64,17 +64,20 @@ def kernel(loads, stores, gradients, stats, dq_accum, turns, drawn, factors, sof
     queue = KeyQueue(work_list, drawn, numbers)
     scale_log2, score_scale = factors
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    if warp == 0:
+    threads: cutlass.Constexpr = plan.warps * WARP
+    if has_role(warp, plan.role("load")):  # it begins at once, the others when there are barriers
         init_signals(signals)
-    if warp == 1:
-        prefetch_descriptors(loads, stores)
-    meet(spec.cta_group)
-
-    if has_role(warp, plan.role("load")):
+        cute.arch.sync_warp()
+        cute.arch.barrier_arrive(barrier_id=CTA_BARRIER, number_of_threads=threads)
         take_registers(plan, plan.role("load"))
         sources = make_sources(spec, plan, tile_shapes(spec), memory, loads, stats)
         sources = replace(sources, gradients=gradients)
         load(signals.of("load"), queue, sources)
+    else:
+        if warp == 0:
+            prefetch_descriptors(loads, stores)
+        cute.arch.barrier(barrier_id=CTA_BARRIER, number_of_threads=threads)
+
     if has_role(warp, plan.role("consumer0"), plan.role("consumer1")):
         take_registers(plan, plan.role("consumer0"))
         number = warp // (WARPGROUP // WARP)

@@ -12,11 +12,13 @@ from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
 from fa4.plan.warpgroup_backward import CONSUMERS
+from fa4.sm90.backward.epilogue import once_per_tile
 from fa4.sm90.backward.parts import shared_keys
-from fa4.sm90.backward.queue import KeyQueue, draw, find, first_number, number_of, tell, told_last
+from fa4.sm90.backward.queue import KeyQueue, draw, first_number, number_of, tell
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
 from fa4.sm100.backward.tiles import KeyTile
 
+DRAWS_BEFORE = 2  # query tiles to be loaded when the next work tile is drawn
 MINUS_LSE, MINUS_D = 0, 1  # places in the statistics of a tile (`fa4.sm100.backward.workspace`)
 
 
@@ -58,15 +60,13 @@ def load(signals: Signals, queue: KeyQueue, sources: LoadSources) -> None:
     """
     rows, keys = signals.ring("q"), signals.ring("work")
     problem = queue.work.problem
-    tell(signals, queue, keys, find(queue, first_number(queue), sources.gradients))
-    told = told_last(queue, keys)
+    told = tell(signals, queue, keys, first_number(queue), sources.gradients)
     if told.exists:
         load_keys(signals, "k", sources.k, shared_keys_of(told.of(problem), sources), keys)
     while told.exists:
         rows, drawn = load_tile(signals, queue, told.of(problem), sources, rows, keys)
         keys = keys.next()
-        tell(signals, queue, keys, find(queue, number_of(queue, drawn), sources.gradients))
-        told = told_last(queue, keys)
+        told = tell(signals, queue, keys, number_of(queue, drawn), sources.gradients)
         following = shared_keys_of(told.or_last().of(problem), sources)
         load_keys(signals, "k", sources.k, following, keys)
 
@@ -78,18 +78,18 @@ def load_tile(
     """Query heads of the group one after the other, their query tiles from the first on; and V.
 
     V comes behind the first dO, as its place is free later. Returns where the ring is, and what was
-    drawn: not earlier than before the last load, as who is free draws first.
+    drawn: not long before the end, as who is free draws first.
     """
     trips, q_start, q_stop = tile.trips, tile.q_start, tile.q_stop
     head, row_tile = tile.head_k * tile.group, q_start
     drawn = Int32(0)
     for i in cutlass.range(trips, unroll=1):
         load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, ring)
-        if i == trips - 1:
+        if i == cutlass.max(trips - DRAWS_BEFORE, 0):
             drawn = draw(queue)
         load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, ring)
         if i == 0:
-            load_keys(signals, "v", sources.v, shared_keys_of(tile, sources), Ring(1, 0, keys.slot))
+            load_keys(signals, "v", sources.v, shared_keys_of(tile, sources), once_per_tile(keys))
         ring = ring.next()
         row_tile += 1
         ended = row_tile == q_stop

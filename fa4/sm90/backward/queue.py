@@ -13,6 +13,7 @@ from cutlass import Boolean, Int32
 
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
+from fa4.kit.units import WARP
 from fa4.masks import Band
 from fa4.plan.warpgroup_backward import WORK_WORDS
 from fa4.sm90.backward.order import WorkList
@@ -61,20 +62,6 @@ def number_of(queue: KeyQueue, drawn: Int32) -> Int32:
     return _told(drawn) + (0 if queue.work.problem.spec.deterministic else cute.arch.grid_dim()[0])
 
 
-@cute.jit
-def find(queue: KeyQueue, index: Int32, gradients: tuple) -> Int32:
-    """The next work tile from a number on that some query sees; the count, or more, at the end.
-
-    gradients: dV and dK, in global memory. Of keys that no query sees they are zeros.
-    """
-    work = queue.work
-    while (index < work.count) & (work.tile_or_last(index).trips == 0):
-        for gradient in gradients:
-            store_zeros(work.tile_or_last(index), gradient)
-        index = number_of(queue, draw(queue))
-    return index
-
-
 def _told(drawn: Int32) -> Int32:
     """The number that the first lane has drawn, for all of its warp."""
     return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(drawn, 0))
@@ -85,31 +72,19 @@ def store_zeros(tile: KeyTile, gradient: cute.Tensor) -> None:
     """A warp: of the tile's keys, those that exist."""
     vector: cutlass.Constexpr = VECTOR_BITS // gradient.element_type.width
     vectors: cutlass.Constexpr = gradient.shape[-1] // vector
+    lanes: cutlass.Constexpr = 1 << (vectors - 1).bit_length()
+    lane = cute.arch.lane_idx()
     stop = cutlass.min(tile.seqlen_k, tile.first_key + tile.keys)
+    stop = cutlass.select_(lane % lanes < vectors, stop, Int32(0))
     zeros = cute.make_rmem_tensor(cute.make_layout(vector), gradient.element_type)
     zeros.fill(0.0)
-    lane = cute.arch.lane_idx()
-    for key in cutlass.range(tile.first_key, stop, 1, unroll=1):
+    first = tile.first_key + lane // lanes
+    for key in cutlass.range(first, stop, WARP // lanes, unroll=1):
         if cutlass.const_expr(tile.spec.packed_k):
             target = gradient[tile.start_k + key, tile.head_k, None]
         else:
             target = gradient[tile.batch, key, tile.head_k, None]
-        if lane < vectors:
-            cute.autovec_copy(zeros, cute.local_tile(target, (vector,), (lane,)))
-
-
-@cute.jit
-def tell(signals: Signals, queue: KeyQueue, ring: Ring, index: Int32) -> None:
-    """Write down a work tile for the others, or the last one as none (`ToldTile`)."""
-    signals.wait("work_empty", ring)
-    tile = queue.work.tile_or_last(index)
-    block = cutlass.select_(index < queue.work.count, tile.block, -1 - tile.block)
-    sequence = tile.start_q, tile.seqlen_q, tile.start_k, tile.seqlen_k, tile.row_tile
-    with cute.arch.elect_one():
-        words = queue.words(ring)
-        for i, word in enumerate((block, tile.head_k, tile.batch, *sequence)):
-            words[i] = word
-        signals.arrive("work_full", ring)
+        cute.autovec_copy(zeros, cute.local_tile(target, (vector,), (lane % lanes,)))
 
 
 @dataclass(frozen=True)
@@ -159,8 +134,34 @@ class ToldTile:
         )
 
 
-def told_last(queue: KeyQueue, ring: Ring) -> ToldTile:
-    """The work tile of a slot that this warp has told."""
+@cute.jit
+def tell(signals: Signals, queue: KeyQueue, ring: Ring, index: Int32, gradients: tuple) -> ToldTile:
+    """Write down, for all roles, the next work tile from a number on that some query sees.
+
+    Behind the last one that is none (`ToldTile`). gradients: dV and dK, in global memory. Of keys
+    that no query sees they are zeros.
+    """
+    signals.wait("work_empty", ring)
+    told = write(queue, ring, index)
+    while told.exists and told.of(queue.work.problem).trips == 0:
+        for gradient in gradients:
+            store_zeros(told.of(queue.work.problem), gradient)
+        told = write(queue, ring, number_of(queue, draw(queue)))
+    with cute.arch.elect_one():
+        signals.arrive("work_full", ring)
+    return told
+
+
+def write(queue: KeyQueue, ring: Ring, index: Int32) -> ToldTile:
+    """A work tile into a slot, as this warp reads it again."""
+    tile = queue.work.tile_or_last(index)
+    block = cutlass.select_(index < queue.work.count, tile.block, -1 - tile.block)
+    sequence = tile.start_q, tile.seqlen_q, tile.start_k, tile.seqlen_k, tile.row_tile
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        words = queue.words(ring)
+        for i, word in enumerate((block, tile.head_k, tile.batch, *sequence)):
+            words[i] = word
     cute.arch.sync_warp()
     return _read(queue, ring)
 

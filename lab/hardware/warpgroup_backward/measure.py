@@ -26,7 +26,7 @@ from typing import Any
 
 from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
 from fa4.compiled.build import compile_kernel
-from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
+from fa4.compiled.launch import COUNTS, WORKSPACE, BackwardArguments, workspace_shapes
 from fa4.compiled.variants import find_tuned_backward
 from fa4.hardware import H200
 from fa4.kit.features import BackwardFeatures
@@ -144,7 +144,7 @@ class GradientInputs:
         if key not in self.spaces:
             self.spaces[key] = {
                 name: torch.empty(shapes[name], device=self.q.device,
-                                  dtype=torch.int32 if name == "turns" else torch.float32)
+                                  dtype=torch.int32 if name in COUNTS else torch.float32)
                 for name in WORKSPACE if name in shapes
             }  # fmt: skip
         return self.spaces[key]
