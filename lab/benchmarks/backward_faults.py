@@ -38,14 +38,14 @@ def backward_kernel(name: str) -> Kernel:
     return captured(name, BackwardSpec(head_dim=128, head_dim_v=128, **SPECS[name]))
 
 
-def captured(name: str, spec: Any) -> Kernel:
-    """The launch of a backward spec's main kernel, Blackwell's or Hopper's."""
+def captured(name: str, spec: Any, keys: int = KEYS) -> Kernel:
+    """The launch of a backward spec's main kernel, Blackwell's or Hopper's; keys: of a sequence."""
     from fa4.testing import Case
     from tests.sm100.backward_kernel import arguments, compile_gradients, prepare
     from tests.sm100.forward_kernel import make_inputs
 
     case = Case(
-        layout="packed", lengths=((ROWS, KEYS),), group=2, head_dim=spec.head_dim,
+        layout="packed", lengths=((ROWS, keys),), group=2, head_dim=spec.head_dim,
         head_dim_v=spec.head_dim_v, dtype="bf16", causal=spec.causal,
     )  # fmt: skip
     inputs, arch = make_inputs(spec, case), spec.gpu.arch

@@ -1,8 +1,9 @@
 """Which planted synchronisation faults the emulator notices in our Hopper backward kernel.
 
 As backward_faults.py, on two compiled kernels up to head dim 128: dense, with tiles of 128 queries
-and in any order of sums; causal, packed, with tiles of 64 and in a fixed order. One CTA draws two
-work tiles, each with several query tiles of two heads that share its keys.
+and in any order of sums; causal, packed, with tiles of 64 and in a fixed order. One CTA draws four
+work tiles, so that each place in shared memory has a second one, each with several query tiles of
+two heads that share its keys.
 Usage: python -m lab.benchmarks.gradient_faults [--output FILE] [--only NAME]
 """
 
@@ -16,6 +17,7 @@ from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from lab.benchmarks.backward_faults import captured, run_campaigns
 from lab.benchmarks.emulated_kernels import Kernel
 
+KEYS = 500
 ONE_SM = replace(H200, sm_count=1)
 SPECS: dict[str, dict[str, Any]] = {
     "Hopper gradients, dense d64": {"head_dim": 64, "head_dim_v": 64, "gpu": ONE_SM},
@@ -56,7 +58,7 @@ def reasons(ptx: str, packed: bool) -> dict[tuple[str, int], str]:
 def gradient_kernel(name: str) -> Kernel:
     """One of `SPECS`."""
     spec = WarpgroupBackwardSpec(**SPECS[name])
-    kernel = captured(name, spec)
+    kernel = captured(name, spec, KEYS)
     return replace(kernel, why=reasons(kernel.launch.ptx, spec.packed_k))
 
 
