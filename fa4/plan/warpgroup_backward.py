@@ -1,7 +1,7 @@
 """The backward kernel before tensor memory: two consumer warpgroups and a producer warp.
 
-A CTA owns a KV tile of 128 keys, of which each warpgroup has 64, and walks the query tiles m of the
-query heads that share it. Scores are transposed, so that a warpgroup's P^T and dS^T are operands of
+A work tile is a KV tile of 128 keys, of which each warpgroup has 64, and walks the query tiles m of
+the query heads that share it. Scores are transposed, so that a warpgroup's P^T and dS^T are operands of
 its dV and dK as they come out of the registers:
 
     S = K Q^T    dP = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K
@@ -13,6 +13,10 @@ memory, and a warp adds it to global memory in float32, which nobody waits for.
 dQ of m is computed a tile later, behind S of m + 1: by then the other warpgroup has long written
 its dS, so that neither waits, and the tensor core has work under the exponentials. dS has two
 places, so that they meet once per tile: who writes dS of m + 2 has met the other after its dQ of m.
+
+CTAs stay and draw their work tiles (`work_queue`). The next one's K, of which there are two places,
+Q, dO and V come while this one ends, and its first S is computed beside the last dQ. dV leaves over
+dS, dK over K, by the warps that add dQ.
 """
 
 from __future__ import annotations
