@@ -1,8 +1,8 @@
 """The backward kernel before tensor memory: two consumer warpgroups and a producer warp.
 
 A work tile is a KV tile of 128 keys, of which each warpgroup has 64, and walks the query tiles m of
-the query heads that share it. Scores are transposed, so that a warpgroup's P^T and dS^T are operands of
-its dV and dK as they come out of the registers:
+the query heads that share it. Scores are transposed, so that a warpgroup's P^T and dS^T are
+operands of its dV and dK as they come out of the registers:
 
     S = K Q^T    dP = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K
 
