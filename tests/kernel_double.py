@@ -16,6 +16,7 @@ from fa4.backends import AttentionGradients, Saved, find_backend, kernel_backwar
 from fa4.call.arrays import like, to_numpy
 from fa4.call.checked import make_call
 from fa4.compiled.launch import (
+    COUNTS,
     LENGTHS,
     WORKSPACE,
     BackwardArguments,
@@ -67,7 +68,7 @@ class BackwardDouble:
             tensor = getattr(given, name)
             assert (tensor is None) == (name not in shapes), name
             if tensor is not None:
-                kind = "int32" if name == "turns" else "float32"
+                kind = "int32" if name in COUNTS else "float32"
                 assert _is(tensor, kind) and _is_contiguous(tensor), name
                 assert tuple(tensor.shape) == shapes[name], name
                 tensor[...] = -1

@@ -255,11 +255,15 @@ def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
         signals += [
             Signal(name=f"stored{i}", arrivals=sender, waiters=(f"reduce{i}",), kind="group"),
         ]
-        for what in ("dq", "grads"):
-            signals += [
-                Signal(name=f"{what}{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",)),
-                Signal(name=f"{what}{i}_empty", arrivals=sender, waiters=(name,), free=1),
-            ]
+        signals += [
+            Signal(name=f"{what}{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",),
+                   stages=stages)
+            for what, stages in (("dq", 1), ("dv", 1), ("dk", STAGES))
+        ]  # fmt: skip
+        signals += [
+            Signal(name=f"{what}{i}_empty", arrivals=sender, waiters=(name,), free=1)
+            for what in ("dq", "dv")
+        ]
     return signals
 
 
@@ -346,9 +350,10 @@ def _reduce(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
         prologue=read_number(),
         program=(
             Loop("q_tiles", add),
-            Wait(f"grads{i}_full"),
+            Wait(f"dv{i}_full"),
             *_store(pipeline, i, "dV", cols_v),
-            Arrive(f"grads{i}_empty"),
+            Arrive(f"dv{i}_empty"),
+            Wait(f"dk{i}_full"),
             *_store(pipeline, i, "dK", cols),
             Arrive(f"k{i}_empty"),
             *read_number(),
@@ -390,7 +395,7 @@ def _step(pipeline: WarpgroupBackwardPipeline, i: int, *, first: bool = False) -
         Work(f"exp S{i}", half, reads=("lse",)),  # the last time, of which there is one per tile
         Wait(f"dp{i}_done"),
         gradients,
-        *((Wait(f"grads{i}_empty"),) if first else ()),
+        *((Wait(f"dv{i}_empty"),) if first else ()),
         Work(f"write dS{i}", write, writes=(f"ds{i}",)),
         *_product(pipeline, i, "dv"),
         Work(f"show dS{i}", Sync(fenced=True)),
@@ -460,7 +465,8 @@ def _finish(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
         Wait("left"),
         *(_into_memory(pipeline, i, what, dim) for what, dim in gradients),
         Work(f"show dV{i} and dK{i}", Sync(fenced=True)),
-        Arrive(f"grads{i}_full"),
+        Arrive(f"dv{i}_full"),
+        Arrive(f"dk{i}_full"),
     )
 
 

@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FUNCTIONS = {"preprocess": preprocess, "postprocess": postprocess}
 PARAMETERS = {
     "preprocess": ("out", "dout", "lse", "dlse", "residual", "dq_accum", "stats", "sink_parts",
-                   "turns", "sink", "cu_seqlens_q", "seqused_q"),
+                   "turns", "drawn", "sink", "cu_seqlens_q", "seqused_q"),
     "postprocess": ("dq_accum", "dq", "dsink", "sink_parts", "softmax_scale", "cu_seqlens_q",
                     "seqused_q"),
 }  # fmt: skip
@@ -84,6 +84,7 @@ def fake_arguments(spec: BackwardSpec) -> dict[str, Any]:
         "stats": tensor(Float32, heads, tiles, 2, TILE_ROWS),
         "sink_parts": tensor(Float32, heads, tiles) if spec.sink else None,
         "turns": tensor(Int32, heads, tiles, DQ_WARPS) if spec.deterministic else None,
+        "drawn": tensor(Int32, 1, 1),
         "sink": tensor(Float32, heads) if spec.sink else None,
         "dq": operand(spec.head_dim),
         "dsink": tensor(Float32, heads) if spec.sink else None,
@@ -166,6 +167,7 @@ class Call:
         self._put("stats", (heads, tiles, 2, TILE_ROWS), np.float32)
         self._put("sink_parts", (heads, tiles), np.float32)
         self._put("turns", (heads, tiles, DQ_WARPS), np.int32)
+        self._put("drawn", (1, 1), np.int32)
         self._put("sink", (heads,), np.float32)
         self._put("dsink", (heads,), np.float32)
         self._put("cu_seqlens_q", (len(self.starts),), np.int32)
@@ -353,6 +355,7 @@ Expected = Iterator[tuple[str, Any, Any, Any]]
 def preprocessed(call: Call, before: Array, expected: Array) -> Expected:
     """Statistics and parts of dsink; zeros are put into `expected`."""
     spec = call.spec
+    call.view(expected, "drawn")[:] = 0
     for block in call.existing():
         out = block.of(before, "out").astype(float)
         if spec.out_residual:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fa4.hardware import H200
 from fa4.plan import warpgroup_backward
-from fa4.sm90.backward import consumer, epilogue, load, queue, reduce
+from fa4.sm90.backward import consumer, load, queue, reduce
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.testing import Case
 from fa4.testing.budget import Outputs
@@ -23,7 +23,8 @@ CASE = Case(batch=1, seqlen_q=600, seqlen_k=600, heads_k=1, group=1, head_dim=16
             head_dim_v=16, dtype="bf16", causal=True)  # fmt: skip
 FENCE = '    cute.arch.fence_proxy("async.shared", space="cta")\n'
 MEETS = '    signals.arrive_once("met")\n'
-LEAVES = '    signals.arrive_once("grads#_full'
+GIVES_BACK = '    signals.arrive_once("dv#_empty'
+LEAVES = '    signals.arrive_once("dv#_full'
 # What is caught, and by what kind of finding.
 FAULTS: dict[str, tuple[Edit, str]] = {
     "no fence between dS and its product": (
@@ -59,11 +60,11 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         "race",
     ),
     "dS over dV that has not left yet": (
-        Edit(consumer, '    if first:\n        signals.wait("grads#_empty", once)\n', ""),
+        Edit(consumer, '    if first:\n        signals.wait("dv#_empty", once)\n', ""),
         "race",
     ),
     "dV's place given back while it is there": (
-        Edit(epilogue, '    signals.wait("stored#")\n', ""),
+        Edit(reduce, f'    signals.wait("stored#")\n{GIVES_BACK}', GIVES_BACK),
         "race",
     ),
     "a work tile written over one that is not read yet": (

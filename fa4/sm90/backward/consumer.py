@@ -16,7 +16,7 @@ from fa4.kit.signals import Signals
 from fa4.kit.units import WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS, stats_bytes
 from fa4.sm90.backward import columns
-from fa4.sm90.backward.epilogue import KeyGradients, in_memory, leave, once_per_tile
+from fa4.sm90.backward.epilogue import KeyGradients, in_memory, leave
 from fa4.sm90.backward.mods import ScoreMods, score_mods
 from fa4.sm90.backward.products import GradientProducts
 from fa4.sm90.backward.queue import KeyQueue, receive
@@ -148,6 +148,11 @@ def walk(
     return state
 
 
+def once_per_tile(keys: Ring) -> Ring:
+    """Of what there is one of for each work tile, the phase; keys: of two places."""
+    return Ring(1, 0, keys.slot)
+
+
 def step(
     signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, begun: list | None = None,
     once: Ring | None = None,
@@ -196,7 +201,7 @@ def step(
     dp = wait_products(0, dp)
     ds = rounded(score_gradients(tile, work, where, (s, p), dp), spec.dtype)
     if first:
-        signals.wait("grads#_empty", once)
+        signals.wait("dv#_empty", once)
     place = work.ds + ring.slot * (rows * DS_ROW_BYTES)
     fragment.store_columns(ds, place, cute.arch.thread_idx()[0] % WARPGROUP)
     dv = products.values(state.dv, words, ring.slot)
@@ -266,7 +271,8 @@ def finish(
     leave(tile, gradients.dv, number, dv)
     leave(tile, gradients.dk, number, dk)
     cute.arch.fence_proxy("async.shared", space="cta")
-    signals.arrive_once("grads#_full", once)
+    signals.arrive_once("dv#_full", once)
+    signals.arrive_once("dk#_full", keys)
     return state.turn.next()
 
 

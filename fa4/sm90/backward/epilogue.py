@@ -70,36 +70,19 @@ def leave(tile: KeyTile, gradient: GradientTile, number: Int32, stored: list) ->
         share(stored, gradient.shared)
 
 
-def send(
-    signals: Signals, tile: KeyTile, gradients: KeyGradients, number: Int32, keys: Ring
-) -> None:
-    """A warp stores what was handed over, and gives its places back; keys: of K's.
-
-    dV first: the next work tile's dS goes over it.
-    """
-    once = once_per_tile(keys)
-    signals.wait("grads#_full", once)
-    store(signals, tile, gradients.dv, number)
-    signals.arrive_once("grads#_empty", once)
-    store(signals, tile, gradients.dk, number)
-    signals.arrive_once("k#_empty", keys)
-
-
 @cute.jit
-def store(signals: Signals, tile: KeyTile, gradient: GradientTile, number: Int32) -> None:
-    """One of them, until its place is read; parts are stored already."""
+def send(
+    signals: Signals, name: cutlass.Constexpr, tile: KeyTile, gradient: GradientTile,
+    number: Int32, ring: Ring,
+) -> None:  # fmt: skip
+    """A warp starts the store of what was handed over."""
+    signals.wait(name, ring)
     if cutlass.const_expr(not tile.spec.key_parts):
         if cutlass.const_expr(gradient.atom is not None):
             store_by_tma(gradient, tile, number)
         else:
             store_rows(gradient, tile, number)
     signals.arrive("stored#", after="tma")
-    signals.wait("stored#")
-
-
-def once_per_tile(keys: Ring) -> Ring:
-    """Of what there is one of for each work tile, the phase; keys: a ring of two places."""
-    return Ring(1, 0, keys.slot)
 
 
 def store_by_tma(gradient: GradientTile, tile: KeyTile, number: Int32) -> None:

@@ -69,15 +69,16 @@ def kernel(loads, stores, gradients, stats, dq_accum, turns, drawn, factors, sof
         init_signals(signals)
         cute.arch.sync_warp()
         cute.arch.barrier_arrive(barrier_id=CTA_BARRIER, number_of_threads=threads)
-        take_registers(plan, plan.role("load"))
-        sources = make_sources(spec, plan, tile_shapes(spec), memory, loads, stats)
-        sources = replace(sources, gradients=gradients)
-        load(signals.of("load"), queue, sources)
     else:
         if warp == 0:
             prefetch_descriptors(loads, stores)
         cute.arch.barrier(barrier_id=CTA_BARRIER, number_of_threads=threads)
 
+    if has_role(warp, plan.role("load")):
+        take_registers(plan, plan.role("load"))
+        sources = make_sources(spec, plan, tile_shapes(spec), memory, loads, stats)
+        sources = replace(sources, gradients=gradients)
+        load(signals.of("load"), queue, sources)
     if has_role(warp, plan.role("consumer0"), plan.role("consumer1")):
         take_registers(plan, plan.role("consumer0"))
         number = warp // (WARPGROUP // WARP)

@@ -12,7 +12,6 @@ from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
 from fa4.plan.warpgroup_backward import CONSUMERS
-from fa4.sm90.backward.epilogue import once_per_tile
 from fa4.sm90.backward.parts import shared_keys
 from fa4.sm90.backward.queue import KeyQueue, draw, first_number, number_of, tell
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
@@ -89,7 +88,7 @@ def load_tile(
             drawn = draw(queue)
         load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, ring)
         if i == 0:
-            load_keys(signals, "v", sources.v, shared_keys_of(tile, sources), once_per_tile(keys))
+            load_keys(signals, "v", sources.v, shared_keys_of(tile, sources), Ring(1, 0, keys.slot))
         ring = ring.next()
         row_tile += 1
         ended = row_tile == q_stop

@@ -86,6 +86,8 @@ def reduce_tile(signals: Signals, tile: KeyTile, work: DqReduction, turn: Ring, 
     """
     q_start, q_stop = tile.q_start, tile.q_stop
     head, row_tile = tile.head_k * tile.group, q_start
+    once = Ring(1, 0, keys.slot)  # of what there is one of for each work tile
+    gradients = work.gradients.at(work.number, keys)
     for _ in cutlass.range(tile.trips, unroll=1):
         add_part(signals, tile, work, turn, (head, row_tile))
         turn = turn.next()
@@ -93,7 +95,12 @@ def reduce_tile(signals: Signals, tile: KeyTile, work: DqReduction, turn: Ring, 
         ended = row_tile == q_stop
         head = cutlass.select_(ended, head + 1, head)
         row_tile = cutlass.select_(ended, q_start, row_tile)
-    send(signals, tile, work.gradients.at(work.number, keys), work.number, keys)
+    send(signals, "dv#_full", tile, gradients.dv, work.number, once)
+    signals.wait("stored#")
+    signals.arrive_once("dv#_empty", once)
+    send(signals, "dk#_full", tile, gradients.dk, work.number, keys)
+    signals.wait("stored#")
+    signals.arrive_once("k#_empty", keys)
     return turn
 
 
