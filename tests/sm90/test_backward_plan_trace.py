@@ -31,6 +31,14 @@ SPECS: dict[str, dict[str, Any]] = {
     "parts": {"head_dim": 72, "head_dim_v": 128, "causal": True, "key_parts": True},
     "packed": {"head_dim": 48, "head_dim_v": 120, "packed_q": True, "packed_k": True},
 }
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"causal": True}, "parts": {"key_parts": True},
+    "in order": {"deterministic": True},
+    "packed": {"packed_q": True, "packed_k": True, "causal": True},
+    "window": {"window_left": True, "window_right": True},
+}  # fmt: skip
+# Whose products ptxas computes one after the other (its message C7518).
+SERIAL = {"parts": {48}, "window": {40, 48}}
 # Each product is in the code twice: in the loop, and before it or behind it. S is in both.
 LOOPS, OF_SCORES = 2, 3
 
@@ -102,6 +110,19 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) ->
     for products in read_products(cubin, ptx).values():
         assert products.instructions == products.ptx_instructions
         assert products.groups == products.ptx_groups and not products.wait
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_products_of_all_head_dims_run_beside_one_another(variant: str) -> None:
+    """But for a few, which are named, so that nobody takes them for the others."""
+    found = set()
+    for head_dim in range(8, 129, 8):
+        spec = WarpgroupBackwardSpec(head_dim=head_dim, head_dim_v=head_dim, **VARIANTS[variant])
+        artifacts = compile_warpgroup_backward(spec).artifacts
+        if any(one.wait for one in read_products(artifacts.CUBIN, artifacts.PTX).values()):
+            found.add(head_dim)
+    assert found == SERIAL.get(variant, set())
 
 
 def test_what_is_no_cubin_is_refused() -> None:
