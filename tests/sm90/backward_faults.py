@@ -34,9 +34,7 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         "missing-proxy-fence",
     ),
     "no fence between dV and dK and their stores": (
-        Edit(
-            consumer, f'{FENCE}    signals.arrive_once("grads#', '    signals.arrive_once("grads#'
-        ),
+        Edit(consumer, f"{FENCE}{LEAVES}", LEAVES),
         "missing-proxy-fence",
     ),
     "dQ's product before the warpgroups have met": (
