@@ -16,6 +16,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 CONSTRAINTS = {"f32": "f", "b32": "r", "b64": "l"}  # of inline assembly, by kind of register
 VALUES = {"f32": Float32, "b32": Int32, "b64": Int64}
+ANY_BIT = "0xFE"  # lop3's table of a | b | c
 _REGISTER = re.compile(r"%(f32|b32|b64|pred)_\d+")
 
 
@@ -125,6 +126,25 @@ def stand_apart(never: Int32) -> None:
     """
     code = PtxBlock()
     code.effect(f"@{code.do('setp.lt.s32', code.read(never), '0', kind='pred')} exit;")
+    code.trace(effects=True)
+
+
+def hold_before(values: Sequence[Any]) -> None:
+    """What is traced before is computed before what is traced after; values: of it, not negative.
+
+    ptxas moves arithmetic as it likes, past waits for the tensor core too, but not past an
+    instruction that sleeps if a value is negative, which is never. Before the `exit` of
+    `stand_apart` it waits for products that are under way, and where it cannot tell which these
+    are, all products are computed one after the other.
+    """
+    code = PtxBlock()
+    first, *others = code.read_all(values)
+    signs = code.do("mov.b32", first, kind="b32")
+    for place in range(0, len(others), 2):
+        a, b = (others[place : place + 2] * 2)[:2]
+        signs = code.do("lop3.b32", signs, a, b, ANY_BIT, kind="b32")
+    negative = code.do("setp.lt.s32", signs, "0", kind="pred")
+    code.effect(f"@{negative} nanosleep.u32 1;")
     code.trace(effects=True)
 
 

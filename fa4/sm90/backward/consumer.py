@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
-from fa4.kit.ptx_block import stand_apart
+from fa4.kit.ptx_block import hold_before
 from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
@@ -36,8 +36,8 @@ class KeyWork:
 
     number: which warpgroup it is. lse, d: addresses of the numbers of the thread's first column.
     dq, ds: of the warpgroup's part of dQ, and of its dS, in stage 0. scale_log2: from scores to
-    exponents of 2. softmax_scale: of dK. score_scale, aux: as of `score_mods`. never: see
-    `stand_apart`. mods: None before there is a work tile.
+    exponents of 2. softmax_scale: of dK. score_scale, aux: as of `score_mods`. mods: None before
+    there is a work tile.
     """
 
     number: Int32
@@ -51,7 +51,6 @@ class KeyWork:
     softmax_scale: Float32
     score_scale: Any
     aux: Any
-    never: Int32
     mods: Any = None
 
     def on(self, tile: KeyTile, keys: Ring) -> "KeyWork":
@@ -78,39 +77,37 @@ class ScoreTile:
 class KeyState:
     """What is carried from one query tile to the next. Of each list, a thread's part.
 
-    rows: of Q and dO. turn: of dQ's place in shared memory.
+    rows: of Q and dO.
     """
 
     dk: list
     dv: list
     rows: Ring
-    turn: Ring
     head: Int32
     row_tile: Int32
 
     @classmethod
-    def of(cls, tile: KeyTile, rows: Ring, turn: Ring) -> "KeyState":
+    def of(cls, tile: KeyTile, rows: Ring) -> "KeyState":
         """At the start of a work tile: there are no sums yet."""
-        return cls(dk=[], dv=[], rows=rows, turn=turn, head=tile.head_k * tile.group,
-                   row_tile=tile.q_start)  # fmt: skip
+        return cls([], [], rows, head=tile.head_k * tile.group, row_tile=tile.q_start)
 
 
 @cute.jit
 def consume(signals: Signals, queue: KeyQueue, work: KeyWork) -> None:
     """All work tiles of this CTA, if it has one: else there is no memory to begin with."""
-    rows, turn, keys = signals.ring("q"), signals.ring("dq0"), signals.ring("work")
+    rows, keys = signals.ring("q"), signals.ring("work")
     told = receive(signals, queue, keys)
     if told.exists:
         s = begin(signals, work, rows, keys, told.exists)
         while told.exists:
             tile = told.of(queue.work.problem)
             mine = work.on(tile, keys)
-            state = walk(signals, tile, mine, KeyState.of(tile, rows, turn), keys, s)
-            dq = start_queries(signals, mine, state.turn, state.rows)
+            state = walk(signals, tile, mine, KeyState.of(tile, rows), keys, s)
+            dq = start_queries(signals, mine, state.rows)
             signals.arrive_once("v#_empty", once_per_tile(keys))
             following = receive(signals, queue, keys.next())
             s = begin(signals, work, state.rows, keys.next(), following.exists)
-            turn = finish(signals, tile, mine, state, dq, keys)
+            finish(signals, tile, mine, state, dq, keys)
             rows, keys, told = state.rows, keys.next(), following
         wait_products(0, s)  # the one that nobody uses
 
@@ -160,6 +157,7 @@ def step(
     """One query tile, and dQ of the one before, of which both warpgroups have long stored dS.
 
     dQ runs under the first exponentials; dP, into the registers that dQ has left, under the others.
+    In the first step of a work tile there is no dQ.
     Shared memory gives the tensor core all it has while it computes S, dQ and dP: what is read from
     it meanwhile comes late, so -LSE is read before.
 
@@ -181,22 +179,28 @@ def step(
     if not first:
         s = products.scores(ring.slot)
         signals.arrive("s#_done", after="tensor")
-    dq = [] if first else start_queries(signals, work, state.turn, ring)
+    dq = [] if first else start_queries(signals, work, ring)
     signals.wait("s#_done")
     s = wait_products(0 if first else 1, s)
-    early = elements_under_queries(spec)
-    p = probabilities(tile, work, where, s[:early], terms=terms[: early // 2])
-    stand_apart(work.never)  # else ptxas waits for dQ before the exponentials
-    turn = state.turn if first else leave_queries(signals, work, state.turn, dq)
+    early = elements_before_upstream(spec, first)
+    p: list[Float32] = []
+    if early:
+        p = probabilities(tile, work, where, s[:early], terms=terms[: early // 2])
+    words = rounded(p, spec.dtype)
+    if not first:
+        hold_before(words)  # else ptxas waits for dQ before the exponentials
+        leave_queries(signals, work, ring, dq)
     signals.wait("do_full", ring)
     if first:
         signals.wait("v#_full", once)
     dp = products.upstream(ring.slot)
     signals.arrive("dp#_done", after="tensor")
     if early < len(s):
-        p += probabilities(tile, work, where, s[early:], early, terms=terms[early // 2 :])
-    words = rounded(p, spec.dtype)
-    stand_apart(work.never)
+        late = probabilities(tile, work, where, s[early:], early, terms=terms[early // 2 :])
+        p, words = p + late, words + rounded(late, spec.dtype)
+        # Else it waits for dP before them. They are started in turn: the first one's result is
+        # enough, and that of the last would be late.
+        hold_before(words[early // 2 : early // 2 + 1])
     signals.wait("dp#_done")
     dp = wait_products(0, dp)
     ds = rounded(score_gradients(tile, work, where, (s, p), dp), spec.dtype)
@@ -210,26 +214,30 @@ def step(
     signals.arrive_once("met")
     dk = products.keys(state.dk, ds, ring.slot)
     signals.arrive("dk#_done", after="tensor")
-    return finish_step(signals, tile, replace(state, dk=dk, dv=dv, turn=turn))
+    return finish_step(signals, tile, replace(state, dk=dk, dv=dv))
 
 
-def start_queries(signals: Signals, work: KeyWork, turn: Ring, ring: Ring) -> list[Float32]:
+def start_queries(signals: Signals, work: KeyWork, ring: Ring) -> list[Float32]:
     """Start dQ of the tile before, when the other warpgroup has stored its dS; ring: of this one.
 
     dS has two places, so the other one is that tile's.
     """
-    signals.wait("met", turn)
+    signals.wait("met", before(ring))
     dq = work.products.queries(1 - ring.slot)
     signals.arrive("dq#_done", after="tensor")
     return dq
 
 
-def leave_queries(signals: Signals, work: KeyWork, turn: Ring, dq: list[Float32]) -> Ring:
-    """dQ into shared memory when its product, the last one, is done."""
+def leave_queries(signals: Signals, work: KeyWork, ring: Ring, dq: list[Float32]) -> None:
+    """dQ of the tile before into shared memory when its product, the last one, is done."""
     signals.wait("dq#_done")
-    store_part(signals, work.dq, turn, wait_products(0, dq))
-    hand_over_part(signals, turn)
-    return turn.next()
+    store_part(signals, work.dq, before(ring), wait_products(0, dq))
+    hand_over_part(signals, before(ring))
+
+
+def before(ring: Ring) -> Ring:
+    """Of what there is one of for each query tile, the phase of the tile before the ring's."""
+    return Ring(1, 0, 1 - ring.slot)
 
 
 def finish_step(signals: Signals, tile: KeyTile, state: KeyState) -> KeyState:
@@ -246,7 +254,6 @@ def finish_step(signals: Signals, tile: KeyTile, state: KeyState) -> KeyState:
         dk=dk,
         dv=dv,
         rows=state.rows.next(),
-        turn=state.turn,
         head=cutlass.select_(ended, state.head + 1, state.head),
         row_tile=cutlass.select_(ended, tile.q_start, row_tile),
     )
@@ -254,7 +261,7 @@ def finish_step(signals: Signals, tile: KeyTile, state: KeyState) -> KeyState:
 
 def finish(
     signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, dq: list[Float32], keys: Ring
-) -> Ring:
+) -> None:
     """The last tile's dQ; then dV and dK over dS and K, when no warpgroup reads these any more.
 
     They are rounded while dQ, and S of the next work tile, are computed.
@@ -265,25 +272,26 @@ def finish(
     signals.wait("dq#_done")
     dq = wait_products(1, dq)
     signals.arrive_once("left")
-    store_part(signals, work.dq, state.turn, dq)
-    hand_over_part(signals, state.turn)
+    store_part(signals, work.dq, before(state.rows), dq)
+    hand_over_part(signals, before(state.rows))
     signals.wait("left", once)
     leave(tile, gradients.dv, number, dv)
     leave(tile, gradients.dk, number, dk)
     cute.arch.fence_proxy("async.shared", space="cta")
     signals.arrive_once("dv#_full", once)
     signals.arrive_once("dk#_full", keys)
-    return state.turn.next()
 
 
-def elements_under_queries(spec: WarpgroupBackwardSpec) -> int:
+def elements_before_upstream(spec: WarpgroupBackwardSpec, first: bool) -> int:
     """Of a thread's scores, those whose exponentials are computed before dP's product starts.
 
-    A half, for the rest to run under dP; all where scores are kept beside P, as registers do not
-    suffice for that.
+    A half, for the rest to run under dP; none where no dQ runs beside them, in the first step; all
+    where scores are kept beside P, as registers do not suffice for both.
     """
     whole = spec.tile_rows // fragment.ROWS_OF_THREAD
-    return whole if spec.modifies_scores else whole // 2
+    if spec.modifies_scores:
+        return whole
+    return 0 if first else whole // 2
 
 
 def reads_early(spec: WarpgroupBackwardSpec) -> bool:

@@ -96,7 +96,6 @@ def kernel(loads, stores, gradients, stats, dq_accum, turns, drawn, factors, sof
             scale_log2=scale_log2,
             score_scale=score_scale,
             aux=aux,
-            never=work_list.problem.blocks,
         )
         consume(signals.of("consumer#").numbered(number), queue, work)
     if has_role(warp, plan.role("reduce0"), plan.role("reduce1")):
