@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +131,36 @@ def test_dependent_launch_without_its_wait_is_a_race() -> None:
     assert kinds(run(overlapping, memory, Options(collect=True))) == {"race"}
     in_order = launches([FIRST, SECOND.format(wait="")], out, False)
     assert run(in_order, memory, Options(collect=True)).ok
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 2), st.integers(1, 3))
+def test_racing_launches_are_named_by_their_own_shapes(
+    warps: int, others: int, cluster: int, ctas: int
+) -> None:
+    """Each side of a race has the CTA, warp and lane of the thread, and its own launch's line."""
+    shapes = ((12, others, 1), (cluster * ctas, warps, cluster))
+    out = np.zeros(12 * 32 * others, np.uint32)
+    texts = (FIRST, "add.u32 %r9, %r9, 0;" + SECOND.format(wait=""))
+    pair = [
+        replace(one, grid=(grid, 1, 1), block=(32 * size, 1, 1), cluster=(together, 1, 1))
+        for one, (grid, size, together) in zip(launches([*texts], out, True), shapes, strict=True)
+    ]
+    memory = [Allocation("out", out.ctypes.data, out.nbytes, True, out)]
+    if ctas * cluster * warps > 12 * others:
+        return
+    report = run(pair, memory, Options(collect=True, schedule="adversarial"))
+    found = [str(finding) for finding in report.findings]
+    assert found
+    for text in found:
+        place = re.search(r"at bytes (\d+)", text)
+        assert place is not None
+        number = int(place[1]) // 4
+        named = r"CTA (\d+) warp (\d+) lane (\d+)"
+        names = re.search(rf"{named} \(.* what {named} of launch (\d)", text)
+        assert names is not None
+        *numbers, other = map(int, names.groups())
+        for launch, (cta, warp, lane) in ((1 - other, numbers[:3]), (other, numbers[3:])):
+            assert 32 * (cta * (others, warps)[launch] + warp) + lane == number
 
 
 CANCEL = (

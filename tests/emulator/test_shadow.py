@@ -605,7 +605,12 @@ def test_description() -> None:
     conflict = memory.read(np.array([12]), 5, WarpClock(1, ROWS), Access(120))
     assert conflict is not None
     names = {conflict.my_id: "CTA 0 warp 1 lane 5", load.id: "a TMA load"}
-    assert describe(conflict, names.__getitem__) == (
+
+    def name(identity: int, line: int, cluster: int) -> str:
+        assert cluster == -1
+        return f"{names[identity]} (PTX line {line})"
+
+    assert describe(conflict, name) == (
         "CTA 0 warp 1 lane 5 (PTX line 120) reads what a TMA load (PTX line 88) wrote,"
         " and nothing orders the write before the read (at bytes 48..51)"
     )
@@ -617,4 +622,6 @@ def test_description_of_another_cluster() -> None:
     conflict = memory.write_range(0, 4, 2, WarpClock(1, ROWS, cluster=4), PLAIN)
     assert conflict is not None
     assert conflict.other_cluster == 3
-    assert "id 1 of cluster 3 (PTX line 1) wrote" in describe(conflict, "id {}".format)
+    text = describe(conflict, "id {} at line {} of cluster {}".format)
+    mine = f"id {conflict.my_id} at line 1 of cluster -1"
+    assert text.startswith(f"{mine} overwrites what id 1 at line 1 of cluster 3 wrote")

@@ -60,6 +60,11 @@ class Access:
         object.__setattr__(self, "word", self.line << FLAG_BITS | flags)
 
 
+# Who made an access, and where: of the actor's id, its PTX line (0: none) and its cluster, -1 for
+# that of the accessing actor.
+NameAccess = Callable[[int, int, int], str]
+
+
 @dataclass(frozen=True)
 class Conflict:
     """The first granule of an access that is not as it should be.
@@ -87,19 +92,15 @@ class Conflict:
         return self.my_id % LANES
 
 
-def describe(conflict: Conflict, name_of_id: Callable[[int], str], place: str = "") -> str:
+def describe(conflict: Conflict, name_access: NameAccess, place: str = "") -> str:
     """One sentence: who did what, which earlier access it conflicts with, and where.
 
     place: where, for a memory without byte addresses; otherwise the bytes are named.
     """
     other = ""
     if conflict.other_id >= 0:
-        other = name_of_id(conflict.other_id)
-        if conflict.other_cluster >= 0:
-            other += f" of cluster {conflict.other_cluster}"
-        if conflict.other_line:
-            other += f" (PTX line {conflict.other_line})"
-    me = name_of_id(conflict.my_id) + (f" (PTX line {conflict.line})" if conflict.line else "")
+        other = name_access(conflict.other_id, conflict.other_line, conflict.other_cluster)
+    me = name_access(conflict.my_id, conflict.line, -1)
     start = conflict.granule * conflict.granule_bytes
     place = place or f"at bytes {start}..{start + conflict.granule_bytes - 1}"
     return f"{me} {_STORY[conflict.kind].format(other=other)} ({place})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -19,6 +18,7 @@ from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.errors import Site
 from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.missing_steps import missing_step
+from fa4.emulator.machine.names import name_access
 from fa4.emulator.machine.shadows import (
     TMEM_COLUMNS,
     TMEM_GROUP_LANES,
@@ -171,13 +171,11 @@ def _report(
     if conflict.kind == SAME_INSTRUCTION_WRITE:
         return
     cluster = cta.cluster
-    text = describe(conflict, cluster.name_of_id, place)
+    text = describe(conflict, partial(name_access, cta.grid, cluster.number), place)
     owner, warp = cta, -1
     if actor.row < cluster.rows.pipe(0):
         rank, warp = divmod(actor.row, cta.warp_count)
         owner = cluster.ctas[rank]
-    program = cta.grid.program
-    text = re.sub(r"PTX line (\d+)", lambda m: program.describe_line(int(m[1])), text)
     kind = "race" if conflict.kind.startswith("race") else conflict.kind
     sites = (
         *_site(conflict.other_id, conflict.other_line, conflict.other_cluster, cta),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.machine.checks import check_cta_exit, check_warp_exit
+from fa4.emulator.machine.names import ctas_of
 from fa4.emulator.machine.options import WARP_START_STEPS
-from fa4.emulator.machine.state import QUARTERS, Cluster, Cta, Fragment, Grid, Position, Warp
+from fa4.emulator.machine.state import QUARTERS, Cluster, Cta, Fragment, Grid, Warp
 from fa4.emulator.translate.layout import SHARED_BASE
 from fa4.emulator.warp_lanes import FULL_MASK, Array
 
@@ -38,15 +39,7 @@ def start_next(grid: Grid) -> bool:
 
 def start_cluster(grid: Grid, index: int) -> None:
     """Creates the CTAs of a cluster and makes their warps ready."""
-    position = grid.cluster_position(index)
-    shape, whole = grid.launch.cluster, grid.launch.grid
-    ctas: list[tuple[int, Position]] = []
-    for rank in range(grid.cluster_size):
-        inner = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
-        x, y, z = (p * s + i for p, s, i in zip(position, shape, inner, strict=True))
-        linear = x + whole[0] * (y + whole[1] * z)
-        ctas.append((linear, ((x, y, z), inner)))
-    cluster = Cluster(grid, index, grid.number + index, ctas)
+    cluster = Cluster(grid, index, grid.number + index, ctas_of(grid, index))
     grid.resident.append(cluster)
     for cta in cluster.ctas:
         _start_warps(cta)

@@ -371,15 +371,11 @@ class Cluster:
         self.number = number
         self.known_from = grid.known_from
         self.size = len(ctas)
-        self.rows = ActorRows(self.size, grid.warp_count, bool(grid.program.held_registers))
+        self.rows = grid.rows
         self.ctas = [
             Cta(self, cta_index, rank, position) for rank, (cta_index, position) in enumerate(ctas)
         ]
         self.barrier = ClusterBarrier(self.size * grid.thread_count)
-
-    def name_of_id(self, identity: int) -> str:
-        """Text for an actor id in reports."""
-        return self.rows.name_of(identity, [cta.index for cta in self.ctas])
 
     @property
     def done(self) -> bool:
@@ -424,6 +420,8 @@ class Grid:
         self.thread_count = prod(launch.block)
         self.warp_count = -(-self.thread_count // LANES)
         self.cluster_size = prod(launch.cluster)
+        held = bool(program.held_registers)
+        self.rows = ActorRows(self.cluster_size, self.warp_count, held)
         x, y, z = (g // c for g, c in zip(launch.grid, launch.cluster, strict=True))
         self.cluster_grid: Triple = (x, y, z)
         self.cluster_count = x * y * z
