@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         "missing-proxy-fence",
     ),
     "dQ's product before the warpgroups have met": (
-        Edit(consumer, '    signals.wait("met", turn)\n    dq = work', "    dq = work"),
+        Edit(consumer, '    signals.wait("met", before(ring))\n    dq = work', "    dq = work"),
         "race",
     ),
     "dQ's product with dS of the tile at hand": (
