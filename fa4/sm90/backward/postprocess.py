@@ -15,6 +15,7 @@ from fa4.sm100.backward.row_blocks import QueryRows, RowBlock, all_rows, this_bl
 from fa4.sm100.backward.workspace import VECTOR
 
 WARP_ROWS = 2 * ROW_STEP  # of a warp's part
+MOST_UNITS = 4  # that a thread loads at a time
 
 
 @cute.jit
@@ -59,19 +60,35 @@ def unit_offset(spec: WarpgroupBackwardSpec, row: Int32 | int, run: Int32 | int)
 def store_units(tile: cute.Tensor, block: RowBlock, dq: cute.Tensor, scale: Float32) -> None:
     """A tile's rows that exist, two at a time: the vectors of a row lie side by side."""
     spec: cutlass.Constexpr = block.spec
-    runs: cutlass.Constexpr = spec.head_dim // RUN
     threads: cutlass.Constexpr = spec.block_rows
-    target = block.of(dq)
-    for index in cutlass.range(cute.arch.thread_idx()[0], threads // 2 * runs, threads, unroll=1):
-        pair, run = index // runs, index % runs
-        row = pair // ROW_STEP * WARP_ROWS + pair % ROW_STEP
-        start = unit_offset(spec, row, run)
-        vectors = [load_vector(tile, start // VECTOR + i) for i in range(QUAD)]
-        for half in cutlass.range_constexpr(2):
-            if row + half * ROW_STEP < block.rows:
-                values = [x * scale for vector in vectors for x in vector[2 * half : 2 * half + 2]]
-                place = cute.local_tile(target[row + half * ROW_STEP, None], (RUN,), (run,))
-                store_rounded(values, place, spec.dtype)
+    count: cutlass.Constexpr = threads // 2 * (spec.head_dim // RUN)
+    trips: cutlass.Constexpr = -(-count // (threads * MOST_UNITS))
+    batch: cutlass.Constexpr = -(-count // (threads * trips))
+    target, thread = block.of(dq), cute.arch.thread_idx()[0]
+    for first in cutlass.range(thread, thread + trips * batch * threads, batch * threads, unroll=1):
+        numbers = [first + i * threads for i in range(batch)]
+        loaded = [load_unit(tile, spec, cutlass.min(number, count - 1)) for number in numbers]
+        for i in cutlass.range_constexpr(batch):
+            row, run = place_of_unit(spec, numbers[i])
+            for half in cutlass.range_constexpr(2):
+                if (numbers[i] < count) & (row + half * ROW_STEP < block.rows):
+                    pairs = [vector[2 * half : 2 * half + 2] for vector in loaded[i]]
+                    values = [x * scale for pair in pairs for x in pair]
+                    place = cute.local_tile(target[row + half * ROW_STEP, None], (RUN,), (run,))
+                    store_rounded(values, place, spec.dtype)
+
+
+def place_of_unit(spec: WarpgroupBackwardSpec, number: Int32) -> tuple[Int32, Int32]:
+    """(first row, run of columns) of a unit of a tile, counted along the rows."""
+    runs: cutlass.Constexpr = spec.head_dim // RUN
+    pair = number // runs
+    return pair // ROW_STEP * WARP_ROWS + pair % ROW_STEP, number % runs
+
+
+def load_unit(tile: cute.Tensor, spec: WarpgroupBackwardSpec, number: Int32) -> list[list[Float32]]:
+    """The vectors of a unit."""
+    start = unit_offset(spec, *place_of_unit(spec, number))
+    return [load_vector(tile, start // VECTOR + i) for i in range(QUAD)]
 
 
 def load_vector(tile: cute.Tensor, number: Int32) -> list[Float32]:
