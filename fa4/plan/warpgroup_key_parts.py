@@ -14,14 +14,13 @@ from fa4.config import WARPGROUP_ROWS, Window
 
 # A CTA's start and end take 10% of one with 16 tiles: measured, at head dim 128.
 START_TILES = 1.6
-# A part's dK and dV in float32 are written and read again: 8 bytes of each column of 128 keys at
-# 4 TB/s over 132 SMs, beside a tile of 64 queries at 600 TFLOP/s; of any head dim.
-STORE_TILES = 3.7
-# The kernel that adds them up, beside tiles of 1.2 to 2 us: assumed, 5 us.
-SUM_TILES = 3.0
-# CTAs that take long drift apart, and what they share in L2 is loaded again: chosen, of five, for
-# the least loss in 17 calls measured on an H200 (tests/sm90/test_key_parts.py); not of wide heads.
-DRIFT_TILES = 1500.0
+# A part's dK and dV in float32 are written and read again, beside other work; the kernel that adds
+# them up starts and ends; and of CTAs of unequal length the last ones end apart, by a share of the
+# longest one. Chosen together, for the least loss in 23 of 47 calls measured on an H200, with every
+# divisor of their groups; in the other 24 no more is lost (tests/sm90/key_parts_times.py).
+STORE_TILES = 2.0
+SUM_TILES = 6.0
+APART = 0.5
 # A step of the wide heads' dQ kernel, with 128 queries, beside one of dK and dV: cycles of
 # `fa4.plan.warpgroup_wide`.
 BESIDE_STEP = 3072 / 2304
@@ -52,17 +51,17 @@ def key_parts(work: KeyCtas, sm_count: int) -> int:
 
 
 def cost_of_parts(work: KeyCtas, sm_count: int, parts: int) -> float:
-    """In query tiles: rounds of CTAs that are alike, else the longest one or its share of all."""
+    """In query tiles: rounds of CTAs that are alike, else their share of an SM and the end."""
     once = START_TILES + STORE_TILES * (parts > 1)
     one, longest = (once + tiles * work.group / parts for tiles in (work.tiles, work.longest))
     ctas = work.ctas * parts
-    if work.beside or work.longest > UNEVEN * work.tiles:
-        shared = (ctas * one + work.beside) / sm_count
+    shared = (ctas * one + work.beside) / sm_count
+    if work.beside:
         found = max(longest, work.longest_beside, shared)
+    elif work.longest > UNEVEN * work.tiles:
+        found = max(longest, shared) + APART * longest
     else:
         found = -(-ctas // sm_count) * one
-    if not work.beside:
-        found *= 1 + longest / DRIFT_TILES
     return found + SUM_TILES * (parts > 1)
 
 

@@ -19,9 +19,9 @@ import fa4
 from fa4.backends import kernel_backward
 from fa4.compiled import variants
 from fa4.compiled.support import BackwardCall
-from fa4.config import Window
 from fa4.hardware import B200, H200
 from fa4.plan.warpgroup_key_parts import KeyCtas, cost_of_parts, key_parts, seen_tiles
+from tests.sm90.key_parts_times import NARROW, WIDE, Times
 
 SMS = H200.sm_count
 CALL = BackwardCall(
@@ -65,47 +65,25 @@ def test_tiles_seen_are_the_masks(
         assert mean == pytest.approx(np.mean(counts)) and most == pytest.approx(max(counts))
 
 
-# (batch, queries, keys, query heads, KV heads, head dim), window: microseconds by parts, the least
-# of four medians of one run on an H200, sums in any order.
-TIMES: dict[tuple[tuple[int, ...], Window], dict[int, int]] = {
-    ((1, 467, 4860, 10, 2, 128), (None, 0)): {1: 94, 5: 110},
-    ((1, 1499, 1499, 30, 6, 240), (None, 0)): {1: 256, 5: 276},
-    ((1, 1531, 1531, 16, 2, 48), (None, None)): {1: 241, 2: 131, 4: 75, 8: 81},
-    ((1, 1652, 1652, 6, 1, 240), (None, 0)): {1: 240, 2: 136, 3: 101, 6: 93},
-    ((1, 2171, 2171, 16, 2, 112), (1259, 0)): {1: 364, 2: 193, 4: 126, 8: 130},
-    ((1, 5282, 5282, 4, 1, 104), (None, 0)): {1: 616, 2: 320, 4: 186},
-    ((2, 881, 881, 20, 4, 64), (None, None)): {1: 107, 5: 92},
-    ((2, 2007, 2007, 16, 1, 112), (None, 0)): {1: 962, 2: 490, 4: 280, 8: 198, 16: 221},
-    ((2, 2033, 2033, 3, 1, 160), (None, None)): {1: 138, 3: 132},
-    ((2, 2451, 2451, 25, 5, 96), (None, None)): {1: 698, 5: 627},
-    ((2, 4284, 4284, 24, 6, 120), (None, 0)): {1: 1148, 2: 1043, 4: 1088},
-    ((3, 1053, 1053, 15, 3, 184), (None, None)): {1: 306, 5: 285},
-    ((3, 1846, 1846, 20, 4, 88), (None, 0)): {1: 297, 5: 291},
-    ((3, 1846, 1846, 48, 3, 88), (None, 0)): {1: 946, 2: 717, 4: 628, 8: 630, 16: 680},
-    ((5, 8202, 8202, 36, 12, 56), (None, None)): {1: 14706, 3: 14922},
-    ((11, 4104, 4104, 16, 1, 64), (None, None)): {1: 3954, 2: 4118, 4: 3987, 8: 3964, 16: 4038},
-    ((27, 7472, 7472, 16, 1, 96), (543, 543)): {1: 9252, 2: 7774, 4: 7510, 8: 7823, 16: 8774},
-}  # fmt: skip
-
-
-def test_choices_are_fast() -> None:
-    """Beside the fastest of these parts, on average 2% lost at most, and 8% in any call."""
+@pytest.mark.parametrize(("measured", "mean", "most"), [(NARROW, 1.01, 1.11), (WIDE, 1.02, 1.08)])
+def test_choices_are_fast(measured: Times, mean: float, most: float) -> None:
+    """Beside the fastest of these parts, little is lost on average and in any call."""
     lost = []
-    for (shape, window), times in TIMES.items():
-        batch, rows, keys, heads, heads_k, d = shape
+    for (shape, window), times in measured.items():
+        batch, rows, keys, heads, heads_k, d, dv = shape
         call = BackwardCall(
-            dtype="bf16", head_dim=d, head_dim_v=d, heads_q=heads, heads_k=heads_k, batch=batch,
+            dtype="bf16", head_dim=d, head_dim_v=dv, heads_q=heads, heads_k=heads_k, batch=batch,
             rows_q=rows, rows_k=keys, window=window,
         )  # fmt: skip
         work = variants.key_work(call)
         chosen = min(times, key=lambda parts, w=work: cost_of_parts(w, SMS, parts))
         lost.append(times[chosen] / min(times.values()))
-    assert max(lost) <= 1.08 and fmean(lost) <= 1.02
+    assert max(lost) <= most and fmean(lost) <= mean
 
 
 def test_a_gpu_without_work_gets_some() -> None:
     """84 CTAs of 132 SMs, 16 heads each; none on Blackwell, none where every head has its keys."""
-    assert variants.find_key_parts(CALL, H200) == 4
+    assert variants.find_key_parts(CALL, H200) == 16
     assert variants.choose_backward_spec(CALL, H200).key_parts
     fields = vars(CALL)
     call = BackwardCall(**fields | {"heads_k": 64})
