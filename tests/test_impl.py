@@ -23,11 +23,13 @@ from fa4.backends import emulator as emulator_backend
 from fa4.backends import find_backend, on_gpu
 from fa4.backends import kernel as kernel_backend
 from fa4.backends import sm100 as sm100_backend
+from fa4.backends.kernel_backward import describe_backward
 from fa4.call import checked, choose, form, torch_op
 from fa4.call.checked import make_call
 from fa4.compiled import build as builder
 from fa4.compiled import toolchain
 from fa4.compiled.support import NotSupported
+from fa4.compiled.variants import choose_backward_spec
 from fa4.config import BackwardConfig
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
@@ -198,6 +200,19 @@ def test_other_gpus_are_refused(monkeypatch) -> None:
     with pytest.raises(ValueError, match=r"SM90 kernel runs on sm_90a \(H200\); .* 10\.0"):
         find_backend("sm90").forward(call_of(tensors(), causal=True))
     assert built == []
+
+
+def test_a_smaller_gpu_of_a_model_is_planned_for(monkeypatch) -> None:
+    """As an H100 PCIe, with 114 SMs: CTAs that stay are as many, heads are divided for as many."""
+    pretend_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    properties = types.SimpleNamespace(multi_processor_count=114)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    call = call_of(tensors(), causal=True)
+    gpu, num_sms = on_gpu.machine_of("sm90")(call)
+    assert gpu.sm_count == num_sms == 114
+    spec = choose_backward_spec(describe_backward(call), gpu)
+    assert spec.gpu.sm_count == 114
 
 
 def test_a_missing_compiler_is_named(monkeypatch) -> None:

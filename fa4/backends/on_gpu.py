@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -73,7 +74,7 @@ def find_fault(family: str, call: Call) -> str:
 
 @cache
 def machine_of(family: str) -> kernel.FindMachine:
-    """Finds the GPU of a call's tensors and its number of SMs.
+    """Finds the GPU of a call's tensors and its number of SMs: a model may have fewer (H100 PCIe).
 
     Raises ValueError if no kernel of the family runs on it.
     """
@@ -81,7 +82,8 @@ def machine_of(family: str) -> kernel.FindMachine:
 
     def find(call: Call) -> tuple[Gpu, int]:
         gpu = find_gpu(torch.cuda.get_device_capability(call.q.device), family)
-        return gpu, torch.cuda.get_device_properties(call.q.device).multi_processor_count
+        num_sms = torch.cuda.get_device_properties(call.q.device).multi_processor_count
+        return replace(gpu, sm_count=num_sms), num_sms
 
     return find
 
