@@ -88,7 +88,7 @@ def plant() -> None:
     """The kernels that this process compiles do not wait for the other warpgroup's dS."""
     from fa4.sm90.backward import consumer
 
-    consumer.start_queries = lambda signals, work, turn, ring: work.products.queries(1 - ring.slot)
+    consumer.start_queries = lambda signals, work, ring: work.products.queries(1 - ring.slot)
 
 
 def launch(family: str, *, planted: bool) -> None:
