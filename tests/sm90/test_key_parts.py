@@ -146,6 +146,7 @@ def compare(found: Any, wanted: Any) -> None:
     ("shape", "dims", "options"),
     [
         ((1, 150), (96, 72), {"causal": True}),
+        ((1, 150), (40, 40), {}),  # more than a block of rows, of half as many units as threads
         ((150,), (40, 64), {"deterministic": True}),
         ((2, 70), (136, 24), {}),
         ((150,), (24, 136), {"causal": True}),
