@@ -18,7 +18,7 @@ from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.emulator import launch
-from fa4.kit.ptx_block import PtxBlock, literal, stand_apart
+from fa4.kit.ptx_block import PtxBlock, hold_before, literal, stand_apart
 from fa4.reference.exp2 import fma_f32
 
 ROWS = 32
@@ -42,6 +42,7 @@ def several(given_: cute.Tensor, number: cute.Tensor, out: cute.Tensor):
     chosen = code.do("selp.f32", literal(3.0), code.read(0.25), larger)
     doubled = code.do("shl.b32", count, "1", kind="b32")
     results = code.trace(low, largest, high, chosen, doubled)
+    hold_before(results)  # of both kinds; where one is negative it sleeps
     stand_apart(number[0])
     for c, value in enumerate(results):
         out[thread, c] = value.to(Float32) if isinstance(value, Int32) else value
@@ -89,6 +90,12 @@ def test_a_negative_number_is_not_passed(kernel: Any) -> None:
     out = np.full((ROWS, 5), 7.0, np.float32)
     launch(kernel, np.ones((ROWS, 2), np.float32), np.array([-1], np.int32), out)
     assert (out == 7.0).all()
+
+
+def test_what_is_held_reads_every_value(kernel: Any) -> None:
+    """Five values: the first, and two in each of two more instructions."""
+    ptx = str(kernel.artifacts.PTX)
+    assert ptx.count("nanosleep.u32") == 1 and ptx.count("lop3.b32") == 2
 
 
 def test_results_must_differ_from_each_other_and_from_inputs() -> None:
