@@ -16,11 +16,11 @@ from fa4.config import WARPGROUP_ROWS, Window
 START_TILES = 1.6
 # A part's dK and dV in float32 are written and read again, beside other work; the kernel that adds
 # them up starts and ends; and of CTAs of unequal length the last ones end apart, by a share of the
-# longest one. Chosen together, for the least loss in 23 of 47 calls measured on an H200, with every
-# divisor of their groups; in the other 24 no more is lost (tests/sm90/key_parts_times.py).
-STORE_TILES = 2.0
-SUM_TILES = 6.0
-APART = 0.5
+# longest one. Chosen together, for the least loss in 47 calls measured on an H200 with every
+# divisor of their groups; 30 were drawn later to judge it (tests/sm90/key_parts_times.py).
+STORE_TILES = 3.0
+SUM_TILES = 2.0
+APART = 0.4
 # A step of the wide heads' dQ kernel, with 128 queries, beside one of dK and dV: cycles of
 # `fa4.plan.warpgroup_wide`.
 BESIDE_STEP = 3072 / 2304

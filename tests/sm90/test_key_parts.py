@@ -21,7 +21,7 @@ from fa4.compiled import variants
 from fa4.compiled.support import BackwardCall
 from fa4.hardware import B200, H200
 from fa4.plan.warpgroup_key_parts import KeyCtas, cost_of_parts, key_parts, seen_tiles
-from tests.sm90.key_parts_times import NARROW, WIDE, Times
+from tests.sm90.key_parts_times import LATER, NARROW, WIDE, Times
 
 SMS = H200.sm_count
 CALL = BackwardCall(
@@ -65,7 +65,10 @@ def test_tiles_seen_are_the_masks(
         assert mean == pytest.approx(np.mean(counts)) and most == pytest.approx(max(counts))
 
 
-@pytest.mark.parametrize(("measured", "mean", "most"), [(NARROW, 1.01, 1.11), (WIDE, 1.02, 1.08)])
+@pytest.mark.parametrize(
+    ("measured", "mean", "most"),
+    [(NARROW, 1.004, 1.09), (LATER, 1.014, 1.11), (WIDE, 1.02, 1.08)],
+)
 def test_choices_are_fast(measured: Times, mean: float, most: float) -> None:
     """Beside the fastest of these parts, little is lost on average and in any call."""
     lost = []
@@ -83,7 +86,7 @@ def test_choices_are_fast(measured: Times, mean: float, most: float) -> None:
 
 def test_a_gpu_without_work_gets_some() -> None:
     """84 CTAs of 132 SMs, 16 heads each; none on Blackwell, none where every head has its keys."""
-    assert variants.find_key_parts(CALL, H200) == 16
+    assert variants.find_key_parts(CALL, H200) in (8, 16)
     assert variants.choose_backward_spec(CALL, H200).key_parts
     fields = vars(CALL)
     call = BackwardCall(**fields | {"heads_k": 64})
