@@ -11,7 +11,7 @@ from fa4.designs.tiles import Lengths, WorkTiles, key_blocks, query_blocks
 from fa4.hardware import Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
-    SECTION_ROUNDS,
+    LAST_ROUNDS,
     WarpgroupBackwardPipeline,
     warpgroup_backward_plan,
 )
@@ -79,20 +79,19 @@ def _sizes(problem: Problem, size: int) -> tuple[int, int, int]:
 def _order(
     tiles: WorkTiles, pipeline: WarpgroupBackwardPipeline, problem: Problem, sms: int
 ) -> np.ndarray:
-    """As `fa4.sm90.backward.order`: the longest of as many heads as keep the SMs busy first."""
+    """As `fa4.sm90.backward.order`: the longest of the last heads first."""
     head = tiles.batch * (int(tiles.head.max(initial=0)) + 1) + tiles.head
     if pipeline.deterministic:
         last_first = pipeline.scheduler == "spt"
         return np.lexsort((-tiles.block if last_first else tiles.block, head))
     if problem.window_size[1] is None:
         return np.lexsort((tiles.block, head))
-    blocks = int(tiles.block.max(initial=0)) + 1
-    return np.lexsort((head, tiles.block, sections(head, blocks, sms)))
+    heads, blocks = (int(x.max(initial=0)) + 1 for x in (head, tiles.block))
+    first = heads - last_heads(heads, blocks, problem.heads_q // problem.heads_k, sms)
+    last = head >= first
+    return np.lexsort((np.where(last, head, tiles.block), np.where(last, tiles.block, head), last))
 
 
-def sections(head: np.ndarray, blocks: int, sms: int) -> np.ndarray:
-    """Which section of heads each work tile is in, as `fa4.sm90.backward.order` has them."""
-    heads = int(head.max(initial=0)) + 1
-    sections = max(heads // -(-SECTION_ROUNDS * sms // blocks), 1)
-    sizes = [heads // sections + (i < heads % sections) for i in range(sections)]
-    return np.repeat(np.arange(sections), sizes)[head]
+def last_heads(heads: int, blocks: int, group: int, sms: int) -> int:
+    """Of how many heads the longest tiles begin first, as `fa4.sm90.backward.order` has them."""
+    return min(heads, -(-LAST_ROUNDS[group > 1] * sms // blocks))

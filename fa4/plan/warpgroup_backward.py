@@ -56,9 +56,11 @@ RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each w
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 BARRIER_BYTES = 8 * 40
 FLOAT_BYTES = 4
-# CTAs of each SM, at least, that the heads have whose longest work tiles start first. Of 40 random
-# calls timed on an H200 (docs/hopper.md), 1 was up to 17% slower and 3 up to 21%.
-SECTION_ROUNDS = 2
+# CTAs of each SM, at least, that the last heads have whose longest work tiles start first: of heads
+# by themselves, and of heads that share keys, of which more queries lie in L2 at a time. Of 1/2, 1
+# and 2, those with the shortest time of 254 random calls by a list schedule and an L2 of 30 MB that
+# forgets what was used least recently (docs/hopper.md).
+LAST_ROUNDS = 2, 1
 LOAD_WARP = CONSUMERS * WARPGROUP // 32
 
 
@@ -376,23 +378,24 @@ def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
 def _step(pipeline: WarpgroupBackwardPipeline, i: int, *, first: bool = False) -> Program:
     """A query tile, and dQ of the one before under the first half of its exponentials.
 
-    dV's product is issued when dS is written. Where scores are kept beside P, the kernel computes
-    all exponentials under dQ.
+    In the first one, which has no such dQ, all of them run under dP. dV's product is issued when dS
+    is written. Where scores are kept beside P, the kernel computes all exponentials under dQ.
     """
     tile, elements = pipeline.tile_m // 2, pipeline.tile_m * WARPGROUP_ROWS
-    half = unpacked(mufu=tile / 2, fma=tile / 2, alu=tile / 4)
+    mine = tile if first else tile / 2
+    exponentials = unpacked(mufu=mine, fma=mine, alu=mine / 2)
     gradients = Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2), reads=("d",))
     write = SmemAccess(num_bytes=elements * pipeline.element_bytes)
     return (
         *(() if first else (Wait("q_full"), *_product(pipeline, i, "s"))),
         *(() if first else _start_queries(pipeline, i)),
         Wait(f"s{i}_done"),
-        Work(f"exp S{i}", half),
-        *(() if first else _leave_queries(pipeline, i)),
+        *(() if first else (Work(f"exp S{i}", exponentials), *_leave_queries(pipeline, i))),
         Wait("do_full"),
         *((Wait(f"v{i}_full"),) if first else ()),
         *_product(pipeline, i, "dp"),
-        Work(f"exp S{i}", half, reads=("lse",)),  # the last time, of which there is one per tile
+        # Of the statistics read for the last time there is one mention per tile.
+        Work(f"exp S{i}", exponentials, reads=("lse",)),
         Wait(f"dp{i}_done"),
         gradients,
         *((Wait(f"dv{i}_empty"),) if first else ()),
@@ -455,8 +458,8 @@ def _finish(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
     cols, cols_v = pipeline.product_dims
     gradients = (("dV", cols_v), ("dK", cols))
     return (
-        *_start_queries(pipeline, i),
         Arrive(f"v{i}_empty"),
+        *_start_queries(pipeline, i),
         *_begin(pipeline, i),
         *(_rounded(f"{what}{i}", dim) for what, dim in gradients),
         Wait(f"dq{i}_done"),

@@ -1,4 +1,4 @@
-"""Work tiles of the Hopper backward kernel under a causal mask: each is some CTA's."""
+"""Work tiles of the Hopper backward kernel under a mask: each is some CTA's, with its queries."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cutlass")
 
-from fa4.designs.gradients import sections
+from fa4.config import Problem
+from fa4.designs.gradients import last_heads, narrow_kernels
 from fa4.hardware import H200
-from fa4.plan.warpgroup_backward import SECTION_ROUNDS
+from fa4.plan.warpgroup_backward import LAST_ROUNDS, WarpgroupBackwardPipeline
 from fa4.sm90.backward import order
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.testing import Case, assert_within_budget
@@ -22,44 +23,68 @@ from tests.sm100.altered import Edit, put_in_place
 from tests.sm100.backward_kernel import build, prepare
 from tests.sm100.forward_kernel import make_inputs
 
-# Heads at a time: 3 * 2 SMs over 3 KV tiles = 2 at least, of 5: sections of 3 and 2.
-GPU = replace(H200, sm_count=2)
-CASE = Case(batch=1, seqlen_q=150, seqlen_k=300, heads_k=5, group=1, head_dim=16, head_dim_v=16,
+# Of 5 KV heads, with 3 KV tiles each and four SMs, the longest tiles of the last two begin first.
+GPU = replace(H200, sm_count=4)
+CASE = Case(batch=1, seqlen_q=150, seqlen_k=300, heads_k=5, group=2, head_dim=16, head_dim_v=16,
             dtype="bf16", causal=True)  # fmt: skip
 
 
-def check() -> None:
+def check(case: Case = CASE, **features: bool) -> None:
     """Every gradient is there: what no CTA computes is NaN."""
-    spec = WarpgroupBackwardSpec(head_dim=16, head_dim_v=16, causal=True, gpu=GPU)
-    inputs = make_inputs(spec, CASE)
+    spec = WarpgroupBackwardSpec(head_dim=16, head_dim_v=16, gpu=GPU, **features)
+    inputs = make_inputs(spec, case)
     report, outputs = build(spec).launch(inputs, prepare(spec, inputs), collect=True)
     assert not report.findings
     assert_within_budget(inputs, outputs, gradients_alone=True)
 
 
-def test_every_tile_is_computed() -> None:
-    check()
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_every_tile_is_computed(deterministic: bool) -> None:
+    check(causal=True, deterministic=deterministic)
 
 
-@given(st.integers(1, 300), st.integers(1, 200), st.integers(1, 132))
-def test_sections_are_of_one_size(heads: int, blocks: int, sms: int) -> None:
-    """And none is small: the last one, too, has work for all SMs, or it is the only one."""
-    found = sections(np.repeat(np.arange(heads), blocks), blocks, sms)
-    sizes = np.bincount(found) // blocks
-    assert (np.diff(found) >= 0).all() and sizes.sum() == heads
-    assert sizes.max() - sizes.min() <= 1
-    assert len(sizes) == 1 or sizes.min() * blocks >= SECTION_ROUNDS * sms
+def test_every_tile_is_computed_of_heads_by_themselves() -> None:
+    check(replace(CASE, group=1), causal=True)
+
+
+def test_every_tile_in_a_window_is_computed() -> None:
+    windows = replace(CASE, causal=False, window_size=(90, 40))
+    check(windows, window_left=True, window_right=True)
+
+
+@given(st.integers(1, 40), st.integers(1, 3000), st.sampled_from([1, 2, 6]), st.integers(1, 132))
+def test_the_longest_tiles_of_the_last_heads_begin_first(
+    heads: int, keys: int, group: int, sms: int
+) -> None:
+    """And before them, tiles of a head lie side by side."""
+    problem = Problem(batch=1, seqlen_q=keys, seqlen_k=keys, heads_q=heads * group, heads_k=heads,
+                      head_dim=64, head_dim_v=64, causal=True)  # fmt: skip
+    pipeline = WarpgroupBackwardPipeline(head_dim=64, head_dim_v=64, causal=True)
+    gpu = replace(H200, sm_count=sms)
+    (kernel,) = narrow_kernels(problem, pipeline, gpu, None)[1]
+    blocks = -(-keys // pipeline.tile_n)
+    last = last_heads(heads, blocks, group, sms)
+    assert last == heads or last * blocks >= LAST_ROUNDS[group > 1] * sms > (last - 1) * blocks
+    found = np.stack([kernel.tiles.head, kernel.tiles.block], axis=1)
+    wanted = [(h, b) for h in range(heads - last) for b in range(blocks)]
+    wanted += [(h, b) for b in range(blocks) for h in range(heads - last, heads)]
+    assert found.tolist() == [list(one) for one in wanted]
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        Edit(order, "cutlass.select_(is_longer, width + 1, width)", "width + 1"),
         Edit(order, "first + rest % width", "rest % width"),
+        Edit(order, "rest < 0, block, rest // width", "rest < 0, block, rest // (width + 1)"),
+        Edit(order, "tile.q_stop - 1, row_tile", "tile.q_stop - 2, row_tile"),
+        Edit(order, "member + 1 == tile.group", "member + 2 == tile.group"),
+        Edit(order, "ended, following, row_tile", "ended, row_tile, row_tile"),
+        Edit(order, "row_tile - 1, row_tile + 1", "row_tile + 1, row_tile + 1"),
+        Edit(order, "cutlass.select_(ended, Int32(0), member + 1)", "member + 1"),
     ],
 )
 def test_a_tile_that_is_left_out_is_seen(edit: Edit, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         put_in_place([edit], tmp_path, patch)
         with pytest.raises((AssertionError, ValueError)):
-            check()
+            check(causal=True)

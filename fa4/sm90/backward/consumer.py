@@ -18,6 +18,7 @@ from fa4.plan.warpgroup_backward import CONSUMERS, stats_bytes
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.epilogue import KeyGradients, in_memory, leave
 from fa4.sm90.backward.mods import ScoreMods, score_mods
+from fa4.sm90.backward.order import first_rows, next_rows, query_head
 from fa4.sm90.backward.products import GradientProducts
 from fa4.sm90.backward.queue import KeyQueue, receive
 from fa4.sm90.backward.reduce import hand_over_part, store_part
@@ -77,19 +78,19 @@ class ScoreTile:
 class KeyState:
     """What is carried from one query tile to the next. Of each list, a thread's part.
 
-    rows: of Q and dO.
+    rows: of Q and dO. member: as of `first_rows`.
     """
 
     dk: list
     dv: list
     rows: Ring
-    head: Int32
+    member: Int32
     row_tile: Int32
 
     @classmethod
     def of(cls, tile: KeyTile, rows: Ring) -> "KeyState":
         """At the start of a work tile: there are no sums yet."""
-        return cls([], [], rows, head=tile.head_k * tile.group, row_tile=tile.q_start)
+        return cls([], [], rows, *first_rows(tile))
 
 
 @cute.jit
@@ -103,8 +104,8 @@ def consume(signals: Signals, queue: KeyQueue, work: KeyWork) -> None:
             tile = told.of(queue.work.problem)
             mine = work.on(tile, keys)
             state = walk(signals, tile, mine, KeyState.of(tile, rows), keys, s)
-            dq = start_queries(signals, mine, state.rows)
             signals.arrive_once("v#_empty", once_per_tile(keys))
+            dq = start_queries(signals, mine, state.rows)
             following = receive(signals, queue, keys.next())
             s = begin(signals, work, state.rows, keys.next(), following.exists)
             finish(signals, tile, mine, state, dq, keys)
@@ -135,7 +136,7 @@ def begin(
 def walk(
     signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, keys: Ring, s: list
 ) -> KeyState:
-    """Query heads of the group one after the other, their query tiles from the first on.
+    """The query tiles of the group's heads, in their order.
 
     s: the first of them, under way.
     """
@@ -171,7 +172,7 @@ def step(
         row_tile=state.row_tile,
         lse=work.lse + ring.slot * numbers,
         d=work.d + ring.slot * numbers,
-        mods=work.mods.of_head(state.head),
+        mods=work.mods.of_head(query_head(tile, state.member)),
     )
     if not first:
         signals.wait("q_full", ring)
@@ -248,15 +249,7 @@ def finish_step(signals: Signals, tile: KeyTile, state: KeyState) -> KeyState:
     signals.wait("dk#_done")
     dk = wait_products(0, state.dk)
     signals.arrive_once("q_empty", state.rows)
-    row_tile = state.row_tile + 1
-    ended = row_tile == tile.q_stop
-    return KeyState(
-        dk=dk,
-        dv=dv,
-        rows=state.rows.next(),
-        head=cutlass.select_(ended, state.head + 1, state.head),
-        row_tile=cutlass.select_(ended, tile.q_start, row_tile),
-    )
+    return KeyState(dk, dv, state.rows.next(), *next_rows(tile, state.member, state.row_tile))
 
 
 def finish(
@@ -344,7 +337,10 @@ def masked(
 ) -> list[Float32]:
     """S^T from a column on, with -inf where a query does not see a key."""
     whole_start, whole_stop = tile.whole_tiles()
-    if (row_tile < whole_start) | (row_tile >= whole_stop):
+    cut = row_tile < whole_start
+    if cutlass.const_expr(tile.spec.hides_last_rows):
+        cut |= row_tile >= whole_stop
+    if cut:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         first_key = tile.first_key + work.number * WARPGROUP_ROWS + fragment.thread_row(thread)
         first_row = row_tile * tile.spec.tile_rows + column

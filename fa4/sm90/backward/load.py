@@ -12,6 +12,7 @@ from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
 from fa4.plan.warpgroup_backward import CONSUMERS
+from fa4.sm90.backward.order import first_rows, next_rows, query_head
 from fa4.sm90.backward.parts import shared_keys
 from fa4.sm90.backward.queue import KeyQueue, draw, first_number, number_of, tell
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
@@ -74,15 +75,16 @@ def load(signals: Signals, queue: KeyQueue, sources: LoadSources) -> None:
 def load_tile(
     signals: Signals, queue: KeyQueue, tile: KeyTile, sources: LoadSources, ring: Ring, keys: Ring
 ) -> tuple[Ring, Int32]:
-    """Query heads of the group one after the other, their query tiles from the first on; and V.
+    """The query tiles of the group's heads, in their order; and V.
 
     V comes behind the first dO, as its place is free later. Returns where the ring is, and what was
     drawn: not long before the end, as who is free draws first.
     """
-    trips, q_start, q_stop = tile.trips, tile.q_start, tile.q_stop
-    head, row_tile = tile.head_k * tile.group, q_start
+    trips = tile.trips
+    member, row_tile = first_rows(tile)
     drawn = Int32(0)
     for i in cutlass.range(trips, unroll=1):
+        head = query_head(tile, member)
         load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, ring)
         if i == cutlass.max(trips - DRAWS_BEFORE, 0):
             drawn = draw(queue)
@@ -90,10 +92,7 @@ def load_tile(
         if i == 0:
             load_keys(signals, "v", sources.v, shared_keys_of(tile, sources), Ring(1, 0, keys.slot))
         ring = ring.next()
-        row_tile += 1
-        ended = row_tile == q_stop
-        head = cutlass.select_(ended, head + 1, head)
-        row_tile = cutlass.select_(ended, q_start, row_tile)
+        member, row_tile = next_rows(tile, member, row_tile)
     return ring, drawn
 
 

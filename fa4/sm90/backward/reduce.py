@@ -25,6 +25,7 @@ from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS, dq_columns
 from fa4.sm90.backward.epilogue import KeyGradients, send
 from fa4.sm90.backward.load import place_of
+from fa4.sm90.backward.order import first_rows, next_rows, query_head
 from fa4.sm90.backward.queue import KeyQueue, receive
 from fa4.sm100.backward.reduce import add_bulk, await_turn, release_turn, store_rows
 from fa4.sm100.backward.tiles import KeyTile
@@ -80,21 +81,17 @@ def reduce(signals: Signals, queue: KeyQueue, work: DqReduction) -> None:
 
 @cute.jit
 def reduce_tile(signals: Signals, tile: KeyTile, work: DqReduction, turn: Ring, keys: Ring) -> Ring:
-    """Query heads of the group one after the other, their query tiles from the first on.
+    """The query tiles of the group's heads, in their order.
 
     Returns where the ring of parts is.
     """
-    q_start, q_stop = tile.q_start, tile.q_stop
-    head, row_tile = tile.head_k * tile.group, q_start
+    member, row_tile = first_rows(tile)
     once = Ring(1, 0, keys.slot)  # of what there is one of for each work tile
     gradients = work.gradients.at(work.number, keys)
     for _ in cutlass.range(tile.trips, unroll=1):
-        add_part(signals, tile, work, turn, (head, row_tile))
+        add_part(signals, tile, work, turn, (query_head(tile, member), row_tile))
         turn = turn.next()
-        row_tile += 1
-        ended = row_tile == q_stop
-        head = cutlass.select_(ended, head + 1, head)
-        row_tile = cutlass.select_(ended, q_start, row_tile)
+        member, row_tile = next_rows(tile, member, row_tile)
     send(signals, "dv#_full", tile, gradients.dv, work.number, once)
     signals.wait("stored#")
     signals.arrive_once("dv#_empty", once)

@@ -17,13 +17,13 @@ from fa4.kit.units import WARPGROUP
 from fa4.plan.warpgroup_wide_keys import ELEMENTS, P_BYTES
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.mods import ScoreMods
+from fa4.sm90.backward.order import first_rows, next_rows, query_head
 from fa4.sm90.backward.parts import RowsPlace
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.exchange import hand_over, take_over
 from fa4.sm90.wide.output import StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
-from fa4.sm90.wide.tiles import next_tile
 from fa4.sm100.backward.tiles import KeyTile
 
 PART = 16  # elements of a thread whose P is computed again at a time
@@ -55,33 +55,30 @@ class HalfWork:
 class HalfState:
     """What is carried from one query tile to the next.
 
-    sums: a thread's part of dV or dK. queries: P's ring too.
+    sums: a thread's part of dV or dK. queries: P's ring too. member: as of `first_rows`.
     """
 
     sums: list
     queries: Ring
     grads: Ring
-    head: Int32
+    member: Int32
     row_tile: Int32
 
     def next(self, tile: KeyTile) -> "HalfState":
         """Of the next query tile."""
-        head, row_tile = next_tile(tile, self.head, self.row_tile)
-        return HalfState(self.sums, self.queries.next(), self.grads.next(), head, row_tile)
+        rows = next_rows(tile, self.member, self.row_tile)
+        return HalfState(self.sums, self.queries.next(), self.grads.next(), *rows)
 
 
 @cute.jit
 def consume(signals: Signals, tile: KeyTile, work: HalfWork, of_values: cutlass.Constexpr) -> None:
-    """Query heads of the group one after the other, their query tiles from the first on."""
+    """The query tiles of the group's heads, in their order."""
     spec: cutlass.Constexpr = tile.spec
     cols: cutlass.Constexpr = spec.pipeline.product_dims[of_values]
     step: cutlass.Constexpr = values_step if of_values else keys_step
     sums = [Float32(0.0)] * (cols // 2)
     if tile.trips > 0:
-        state = HalfState(
-            sums=sums, queries=signals.ring("q"), grads=signals.ring("do"),
-            head=tile.head_k * tile.group, row_tile=tile.q_start,
-        )  # fmt: skip
+        state = HalfState(sums, signals.ring("q"), signals.ring("do"), *first_rows(tile))
         await_first(signals, work, state)
         own = work.first.hold()
         found = begin(signals, work, own, state)
@@ -187,7 +184,9 @@ def probabilities(
 ) -> list[Float32]:
     """P in float32; raw: scores as the tensor core made them, the elements from `first` on."""
     rows = tile.spec.tile_rows
-    scores = work.mods.of_head(state.head).modified(raw, state.row_tile * rows, first)
+    scores = work.mods.of_head(query_head(tile, state.member)).modified(
+        raw, state.row_tile * rows, first
+    )
     column = fragment.column_of(first)
     scores = masked(tile, state.row_tile, scores, column)
     offset = state.queries.slot * rows + column
@@ -202,7 +201,7 @@ def score_gradients(
     numbers = work.d + state.grads.slot * (rows * columns.FLOAT_BYTES)
     if not tile.spec.modifies_scores:
         return columns.sums_times(dp, found, numbers)
-    mods, ds = work.mods.of_head(state.head), []
+    mods, ds = work.mods.of_head(query_head(tile, state.member)), []
     for first in range(0, len(dp), PART):
         raw = found[first : first + PART]
         p = probabilities(tile, work, state, raw, first)

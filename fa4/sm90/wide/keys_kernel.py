@@ -24,6 +24,7 @@ from fa4.sm90.backward.operands import (
     shared_tile,
     store_atoms,
 )
+from fa4.sm90.backward.order import first_rows, next_rows, query_head
 from fa4.sm90.backward.parts import shared_keys
 from fa4.sm90.forward.products import operand_tiles
 from fa4.sm90.wide.exchange import thread_address
@@ -31,7 +32,7 @@ from fa4.sm90.wide.keys_consumer import HalfWork, consume
 from fa4.sm90.wide.output import StoredRows
 from fa4.sm90.wide.products import RowProducts, product_depths
 from fa4.sm90.wide.spec import WideBackwardSpec
-from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
+from fa4.sm90.wide.tiles import WarpgroupKeys
 from fa4.sm100.backward.load import load_keys
 from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, call_sizes, locate
 
@@ -105,19 +106,20 @@ def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, len
 
 @cute.jit
 def load(signals: Signals, tile: KeyTile, sources: LoadSources) -> None:
-    """Query heads of the group one after the other, their query tiles from the first on."""
+    """The query tiles of the group's heads, in their order."""
     queries, grads = signals.ring("q"), signals.ring("do")
     trips = tile.trips
-    head, row_tile = tile.head_k * tile.group, tile.q_start
+    member, row_tile = first_rows(tile)
     if trips > 0:
         keys = shared_keys(tile, sources.q.tensor, sources.k.tensor)
         load_keys(signals, "q_full", sources.k, keys)
         load_keys(signals, "do_full", sources.v, keys)
     for _ in cutlass.range(trips, unroll=1):
+        head = query_head(tile, member)
         load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, queries)
         load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, grads)
         queries, grads = queries.next(), grads.next()
-        head, row_tile = next_tile(tile, head, row_tile)
+        member, row_tile = next_rows(tile, member, row_tile)
 
 
 def make_work(
