@@ -103,7 +103,7 @@ WHY: dict[tuple[str, str], str] = {
     (
         "warp barrier removed",
         "bar.warp.sync -1",
-    ): "behind tcgen05.wait or wgmma.wait_group, which are of the whole warp, "
+    ): "behind tcgen05.wait, wgmma.wait_group or a shuffle, which are of the whole warp, "
     "before one lane arrives for all: nobody races for what it orders besides. Behind a wait for "
     "bulk copies, which one lane has issued: not seen, as what one lane has waited for counts as "
     "known to its warp. Behind the wait and the fence of a pair's "

@@ -9,10 +9,12 @@ Usage: python -m lab.benchmarks.gradient_faults [--output FILE] [--only NAME]
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from fa4.hardware import H200
+from fa4.plan.schema import PipelinePlan
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from lab.benchmarks.backward_faults import captured, run_campaigns
 from lab.benchmarks.emulated_kernels import Kernel
@@ -27,19 +29,40 @@ SPECS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 VALUES_DONE = "wgmma.wait_group.sync.aligned 1;"  # S's wait has no warp barrier behind it
-BARRIER, COMMIT, NEAR = "bar.warp.sync", "wgmma.commit_group", 6
+BARRIER, COMMIT, NEAR, WAIT_NEAR = "bar.warp.sync", "wgmma.commit_group", 6, 8
 FENCE = "fence.proxy.async.shared::cta"  # the last one is before dV and dK leave
 BY_Q = (
     "dO is given back when dV is done; the load warp waits for Q of the same tile before, which is "
     "given back when dK, a later product, is done"
 )
+BY_DV = "dV and dK are handed over together: who has waited for dV has waited for both"
 BY_THREADS = "where keys are packed, threads store dV and dK, which no other proxy reads before"
 
 
-def reasons(ptx: str, packed: bool) -> dict[tuple[str, int], str]:
-    """Why some faults change nothing: by kind and line. packed: the keys."""
+def waits_for(lines: list[str], plan: PipelinePlan, name: str) -> list[int]:
+    """Lines of the waits for a signal of a ring, or for its namesake of the other warpgroup.
+
+    mbarriers lie in the plan's order, one behind the other.
+    """
+    names = [s.name for s in plan.signals for _ in range(s.stages) if s.kind == "mbarrier"]
+    inits = [int(x) for line in lines for x in re.findall(r"mbarrier\.init.*\+(\d+)\]", line)]
+    offset = inits[0] - 8 + 8 * names.index(name)  # the first one has no offset in its address
+    found = []
+    for at, line in enumerate(lines):
+        address = re.match(rf"\s*add\.s32\s+(%r\d+), %r\d+, {offset};", line)
+        if address:
+            found += [
+                n + 1
+                for n in range(at, min(at + WAIT_NEAR, len(lines)))
+                if f"try_wait.parity.shared.b64 P1, [{address[1]}]" in lines[n]
+            ]
+    return found
+
+
+def reasons(ptx: str, spec: WarpgroupBackwardSpec) -> dict[tuple[str, int], str]:
+    """Why some faults change nothing: by kind and line."""
     lines = ptx.split("\n")
-    found = {}
+    found = {("wait removed", at): BY_DV for at in waits_for(lines, spec.plan, "dk0_full")}
     *steps, _ = (  # the last one is of dQ, beside S of the next work tile
         at
         for at, line in enumerate(lines)
@@ -49,7 +72,7 @@ def reasons(ptx: str, packed: bool) -> dict[tuple[str, int], str]:
         *_, dv, _ = (n for n, x in enumerate(lines[:at]) if COMMIT in x)
         found["wgmma commit removed", dv + 1] = BY_Q
         found |= {(kind, at + 1): BY_Q for kind in ("wgmma wait removed", "one group more left")}
-    if packed:
+    if spec.packed_k:
         *_, leaving = (n for n, x in enumerate(lines) if FENCE in x)
         found["proxy fence removed", leaving + 1] = BY_THREADS
     return found
@@ -59,7 +82,7 @@ def gradient_kernel(name: str) -> Kernel:
     """One of `SPECS`."""
     spec = WarpgroupBackwardSpec(**SPECS[name])
     kernel = captured(name, spec, KEYS)
-    return replace(kernel, why=reasons(kernel.launch.ptx, spec.packed_k))
+    return replace(kernel, why=reasons(kernel.launch.ptx, spec))
 
 
 if __name__ == "__main__":
