@@ -218,13 +218,14 @@ RECORDS = (
         "hopper_launches", "GPU: python3 -m lab.hardware.warpgroup_forward.random_launches",
         "lab.hardware.warpgroup_forward.random_launches", *_KERNELS,
     ),
-    _confirmed(
-        "hopper_random", "GPU: fa4 bench --random 200 --timing graph --json",
-        "fa4.commands.bench_random", *_KERNELS,
-    ),
-    _confirmed(
-        "hopper_random_gradients", "GPU: fa4 bench --random 200 --backward --timing graph --json",
-        "fa4.commands.bench_random", *_KERNELS,
+    *(
+        _confirmed(
+            f"hopper_random{gradients}{gpu}",
+            f"GPU: fa4 bench --random 200{option} --timing graph --json",
+            "fa4.commands.bench_random", *_KERNELS,
+        )
+        for gradients, option in (("", ""), ("_gradients", " --backward"))
+        for gpu in ("", "_h100")
     ),
     _confirmed(
         "hopper_splits", "GPU: python3 -m lab.hardware.warpgroup_forward.splits OUT.json",
@@ -298,9 +299,12 @@ RECORDS = (
         "fa4-sm90 torch-sdpa-cudnn flash-attn-4",
         "lab.hardware.verify_gpu", "lab.hardware.gpu_backends",
     ),
-    _confirmed(
-        "warpgroup_backward", "GPU: python3 -m lab.hardware.warpgroup_backward.measure",
-        "lab.hardware.warpgroup_backward.measure", *_KERNELS,
+    *(
+        _confirmed(
+            f"warpgroup_backward{gpu}", "GPU: python3 -m lab.hardware.warpgroup_backward.measure",
+            "lab.hardware.warpgroup_backward.measure", *_KERNELS,
+        )
+        for gpu in ("", "_h100")
     ),
     _confirmed(
         "warpgroup_backward_wide", "GPU: python3 -m lab.hardware.warpgroup_backward.measure --wide",

@@ -45,11 +45,11 @@ LATE_S = 20.0  # a program's imports and its last call, of which what it is told
 class Step:
     """One record and the program that makes it.
 
-    name: the record's, with {gpu} for h100 or h200. words: behind `python -m`, with {out} for the
-    result file, {rows} for one of what is there so far, {left} for the seconds that are left,
-    {seed} for one drawn then, {jobs} for the processes that the machine's cores bear; without {out}
-    it is what the program prints. usual_s: what it takes on 16 cores, by earlier runs; not begun
-    with less than half.
+    name: the record's, with {gpu} for h100 or h200, or {on} for _h100 or nothing. words: behind
+    `python -m`, with {out} for the result file, {rows} for one of what is there so far, {left} for
+    the seconds that are left, {seed} for one drawn then, {jobs} for the processes that the
+    machine's cores bear; without {out} it is what the program prints. usual_s: what it takes on 16
+    cores, by earlier runs; not begun with less than half.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Step:
 
     def named(self, gpu: str) -> str:
         """The record's name on a GPU, "h100" or "h200"."""
-        return self.name.format(gpu=gpu)
+        return self.name.format(gpu=gpu, on="" if gpu == "h200" else f"_{gpu}")
 
 
 STEPS = (
@@ -74,16 +74,16 @@ STEPS = (
     Step(name="verify_gpu", usual_s=530,
          words="lab.hardware.verify_gpu --out {out} --jobs {jobs} --seconds 240 fa4-sm90 "
          "torch-sdpa-cudnn flash-attn-4"),
-    Step(name="warpgroup_backward", words="lab.hardware.warpgroup_backward.measure {out}",
+    Step(name="warpgroup_backward{on}", words="lab.hardware.warpgroup_backward.measure {out}",
          usual_s=60),
     Step(name="warpgroup_backward_wide", usual_s=60,
          words="lab.hardware.warpgroup_backward.measure {out} --wide"),
     Step(name="hopper_splits", usual_s=60,
          words="lab.hardware.warpgroup_forward.splits {out} --seconds {left}"),
-    Step(name="hopper_random", usual_s=200,
+    Step(name="hopper_random{on}", usual_s=200,
          words="fa4 bench --random 200 --seed {seed} --timing graph --seconds {left} "
          "--rows {rows} --json"),
-    Step(name="hopper_random_gradients", usual_s=360,
+    Step(name="hopper_random_gradients{on}", usual_s=360,
          words="fa4 bench --random 200 --backward --seed {seed} --timing graph --repeats 6 "
          "--seconds {left} --rows {rows} --json"),
     Step(name="hopper_bench", usual_s=150, words="fa4 bench --json"),
