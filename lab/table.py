@@ -218,13 +218,16 @@ RECORDS = (
         "hopper_launches", "GPU: python3 -m lab.hardware.warpgroup_forward.random_launches",
         "lab.hardware.warpgroup_forward.random_launches", *_KERNELS,
     ),
+    _confirmed(
+        "hopper_random", "GPU: fa4 bench --random 200 --timing graph --json",
+        "fa4.commands.bench_random", *_KERNELS,
+    ),
     *(
         _confirmed(
-            f"hopper_random{gradients}{gpu}",
-            f"GPU: fa4 bench --random 200{option} --timing graph --json",
+            f"hopper_random_gradients{gpu}",
+            "GPU: fa4 bench --random 200 --backward --timing graph --json",
             "fa4.commands.bench_random", *_KERNELS,
         )
-        for gradients, option in (("", ""), ("_gradients", " --backward"))
         for gpu in ("", "_h100")
     ),
     _confirmed(

@@ -80,7 +80,7 @@ STEPS = (
          words="lab.hardware.warpgroup_backward.measure {out} --wide"),
     Step(name="hopper_splits", usual_s=60,
          words="lab.hardware.warpgroup_forward.splits {out} --seconds {left}"),
-    Step(name="hopper_random{on}", usual_s=200,
+    Step(name="hopper_random", usual_s=200,
          words="fa4 bench --random 200 --seed {seed} --timing graph --seconds {left} "
          "--rows {rows} --json"),
     Step(name="hopper_random_gradients{on}", usual_s=360,

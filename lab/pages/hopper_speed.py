@@ -22,6 +22,7 @@ PAGE = DOCS / "hopper.md"
 PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cuDNN", "flash": "FlashAttention-2"}
 # By the names of PEERS, those of the record of gradients.
 NARROW_PEER, NARROW_TOKENS, NARROW_TILE_N = "flash-attn-3", 32768, 96
+H100_GRADIENTS = "warpgroup_backward_h100"
 GRADIENT_KINDS = (
     ("head dims to 128", "warpgroup_backward", False),
     ("the same, in a fixed order", "warpgroup_backward", True),
@@ -201,14 +202,23 @@ def render_narrow_errors() -> str:
     return markdown_table(("sums", "P times", "mean of V", "1k keys", "16k", "128k"), rows)
 
 
-def render_random(name: str = "hopper_random") -> str:
-    """Groups of random calls against the fastest peer of each: how many times as fast."""
-    rows = [
-        (one["group"], str(one["calls"]), f"{one['mean']:.3f}", str(one["slower"]),
-         f"{one['worst']:.2f}")
-        for one in summarize(read_record(name)["rows"])
-    ]  # fmt: skip
-    return markdown_table(("calls of", "calls", "times as fast", "slower in", "worst"), rows)
+def render_random(*names: str) -> str:
+    """Groups of random calls against the fastest peer of each: how many times as fast.
+
+    names: records, one beside the other, each with its GPU if there are several.
+    """
+    heads, rows = ["calls of"], {}
+    for name in names:
+        record = read_record(name)
+        gpu = f"{record['device'].split()[1]}: " if len(names) > 1 else ""
+        heads += [f"{gpu}calls", "times as fast", "slower in", "worst"]
+        for one in summarize(record["rows"]):
+            row = rows.setdefault(one["group"], [one["group"], *["-"] * 4 * len(names)])
+            at = len(heads) - 4
+            row[at : at + 4] = (
+                str(one["calls"]), f"{one['mean']:.3f}", str(one["slower"]), f"{one['worst']:.2f}"
+            )  # fmt: skip
+    return markdown_table(tuple(heads), list(rows.values()))
 
 
 def render_random_peers(record: str = "hopper_random") -> str:
@@ -280,13 +290,16 @@ TABLES = MarkedTables(
         "means": render_means,
         "calls": lambda: render_calls(bench_points),
         "kernel": lambda: render_calls(kernel_points),
-        "random": render_random,
+        "random": partial(render_random, "hopper_random"),
         "random peers": render_random_peers,
         "random predictions": render_random_predictions,
-        "random gradients": partial(render_random, "hopper_random_gradients"),
+        "random gradients": partial(
+            render_random, "hopper_random_gradients", "hopper_random_gradients_h100"
+        ),
         "random gradient peers": partial(render_random_peers, "hopper_random_gradients"),
         "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
+        "gradient means h100": lambda: render_means(partial(gradient_points, H100_GRADIENTS)),
         "gradients": lambda: render_calls(gradient_points),
         "fp8": render_narrow,
         "fp8 means": render_narrow_means,

@@ -357,6 +357,12 @@ RECORDED: dict[str, Callable[[], str]] = {
         f"{random_calls('hopper_random_gradients')['slower']}"
     ),
     "hopper_random_gradients: below 0.95": lambda: f"{far_slower('hopper_random_gradients', 0.95)}",
+    "hopper_random_gradients_h100: calls": lambda: (
+        f"{random_calls('hopper_random_gradients_h100')['calls']}"
+    ),
+    "hopper_random_gradients_h100: below 0.95": lambda: (
+        f"{far_slower('hopper_random_gradients_h100', 0.95)}"
+    ),
     "hopper_random_gradients: worst": lambda: (
         f"{random_calls('hopper_random_gradients')['worst']:.2f}"
     ),
