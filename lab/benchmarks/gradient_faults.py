@@ -29,6 +29,7 @@ SPECS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 VALUES_DONE = "wgmma.wait_group.sync.aligned 1;"  # S's wait has no warp barrier behind it
+TURNS = "ld.acquire.gpu", "red.release.gpu"  # of the counters of a fixed order of sums
 BARRIER, COMMIT, NEAR, WAIT_NEAR = "bar.warp.sync", "wgmma.commit_group", 6, 8
 FENCE = "fence.proxy.async.shared::cta"  # the last one is before dV and dK leave
 BY_Q = (
@@ -36,6 +37,7 @@ BY_Q = (
     "given back when dK, a later product, is done"
 )
 BY_DV = "dV and dK are handed over together: who has waited for dV has waited for both"
+BY_ONE = "the launch has one CTA: nobody else waits for its turn"
 BY_THREADS = "where keys are packed, threads store dV and dK, which no other proxy reads before"
 
 
@@ -72,6 +74,8 @@ def reasons(ptx: str, spec: WarpgroupBackwardSpec) -> dict[tuple[str, int], str]
         *_, dv, _ = (n for n, x in enumerate(lines[:at]) if COMMIT in x)
         found["wgmma commit removed", dv + 1] = BY_Q
         found |= {(kind, at + 1): BY_Q for kind in ("wgmma wait removed", "one group more left")}
+    of_turns = (at for at, x in enumerate(lines) if x.strip().startswith(TURNS))
+    found |= {("order within the CTA", at + 1): BY_ONE for at in of_turns}
     if spec.packed_k:
         *_, leaving = (n for n, x in enumerate(lines) if FENCE in x)
         found["proxy fence removed", leaving + 1] = BY_THREADS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("cutlass")
 
 from fa4.config import Problem
 from fa4.designs.gradients import last_heads, narrow_kernels
+from fa4.emulator.isa import bulk_copies
 from fa4.hardware import H200
 from fa4.plan.warpgroup_backward import LAST_ROUNDS, WarpgroupBackwardPipeline
 from fa4.sm90.backward import order
@@ -50,6 +52,48 @@ def test_every_tile_is_computed_of_heads_by_themselves() -> None:
 def test_every_tile_in_a_window_is_computed() -> None:
     windows = replace(CASE, causal=False, window_size=(90, 40))
     check(windows, window_left=True, window_right=True)
+
+
+def count_loads(case: Case, places: int) -> float:
+    """How often a part of dQ comes to a memory of so many places, by who adds to it when.
+
+    The one that was used least recently leaves, as in L2. 1 if none comes twice.
+    """
+    spec = WarpgroupBackwardSpec(head_dim=16, head_dim_v=16, gpu=GPU, causal=True)
+    inputs = make_inputs(spec, case)
+    kernel, space, added = build(spec), prepare(spec, inputs), []
+    sides = bulk_copies._store_sides
+
+    def add(warp: Any, start: int, *where: int) -> Any:
+        added.append(start)
+        return sides(warp, start, *where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk_copies, "_store_sides", add)
+        kernel.launch(inputs, space, resident_clusters=GPU.sm_count)
+    there: dict[int, None] = {}
+    loads = 0
+    for part in added:
+        loads += part not in there
+        there.pop(part, None)
+        there[part] = None
+        if len(there) > places:
+            del there[next(iter(there))]
+    return loads / len(set(added))
+
+
+@pytest.mark.parametrize("group", [3, 4])
+def test_ctas_that_begin_together_add_to_the_same_queries(group: int, tmp_path: Path) -> None:
+    """Where heads share keys, dQ stays in L2 until all KV tiles have added to it.
+
+    Four KV tiles of eight, six, four and two query tiles, of two parts each; places for six parts.
+    """
+    case = replace(CASE, seqlen_q=512, seqlen_k=512, heads_k=1, group=group)
+    assert count_loads(case, 6) < 1.1
+    one_by_one = Edit(order, "return spec.hides_first_rows and not", "return False and not")
+    with pytest.MonkeyPatch.context() as patch:
+        put_in_place([one_by_one], tmp_path, patch)
+        assert count_loads(case, 6) > 1.8
 
 
 @given(st.integers(1, 40), st.integers(1, 3000), st.sampled_from([1, 2, 6]), st.integers(1, 132))
