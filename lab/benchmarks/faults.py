@@ -104,9 +104,9 @@ WHY: dict[tuple[str, str], str] = {
         "warp barrier removed",
         "bar.warp.sync -1",
     ): "behind tcgen05.wait, wgmma.wait_group, a shuffle or stmatrix, which are of the whole warp, "
-    "before one lane arrives for all: nobody races for what it orders besides. Behind the wait for a "
-    "turn, in which each lane waits for itself. Behind reads of rows that leave by threads: the warp "
-    "passes another barrier before the load warp may reuse their place. Behind a wait for "
+    "before one lane arrives for all: nobody races for what it orders besides. Behind the wait for "
+    "a turn, in which each lane waits for itself. Behind reads of rows that leave by threads: the "
+    "warp passes another barrier before the load warp may reuse their place. Behind a wait for "
     "bulk copies, which one lane has issued: not seen, as what one lane has waited for counts as "
     "known to its warp. Behind the wait and the fence of a pair's "
     "relay, which all lanes pass.",
