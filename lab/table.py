@@ -125,6 +125,10 @@ RECORDS = (
         modules=("fa4.emulator.host.session", "tests.conformance.record"), needs=HOURS,
     ),
     _computed("features"),
+    _computed("gradient_order", files=(
+        "lab/hardware/results/hopper_random_gradients.json",
+        "lab/hardware/results/hopper_random_gradients_h100.json",
+    )),
     _computed("first_launch", needs=TIMES, also=("fa4.emulator.host.ptx_launch",)),
     _faults("foreign_"),
     _faults("forward_"),

@@ -57,9 +57,8 @@ CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 BARRIER_BYTES = 8 * 40
 FLOAT_BYTES = 4
 # CTAs of each SM, at least, that the last heads have whose longest work tiles start first: of heads
-# by themselves, and of heads that share keys, of which more queries lie in L2 at a time. Of 1/2, 1
-# and 2, those with the shortest time of 254 random calls by a list schedule and an L2 of 30 MB that
-# forgets what was used least recently (docs/hopper.md).
+# by themselves, and of heads that share keys, of which more queries lie in L2 at a time. By a model
+# of random calls, lab/benchmarks/gradient_order.py (docs/hopper.md).
 LAST_ROUNDS = 2, 1
 LOAD_WARP = CONSUMERS * WARPGROUP // 32
 

@@ -266,6 +266,18 @@ def render_gradient_predictions() -> str:
     return markdown_table(("kernels", "calls", "mean", "mean error", "largest", "rank"), rows)
 
 
+def render_orders() -> str:
+    """Times by other orders of work tiles and queries, by those of the kernel's, in a model."""
+    report = read_record("gradient_order")
+    rows = [
+        (order, *(f"{one['times'][order]['mean']:.2f} ({one['times'][order]['most']:.2f})"
+                  for one in report.values()))
+        for order in next(iter(report.values()))["times"]
+    ]  # fmt: skip
+    heads = (f"{kind}, {one['calls']} calls" for kind, one in report.items())
+    return markdown_table(("longest first, walk", *heads), rows)
+
+
 def render_few() -> str:
     """Calls that do not fill the GPU: microseconds, and in how many parts keys are divided."""
     rows = []
@@ -298,6 +310,7 @@ TABLES = MarkedTables(
         ),
         "random gradient peers": partial(render_random_peers, "hopper_random_gradients"),
         "few": render_few,
+        "gradient orders": render_orders,
         "gradient means": lambda: render_means(gradient_points),
         "gradient means h100": lambda: render_means(partial(gradient_points, H100_GRADIENTS)),
         "gradients": lambda: render_calls(gradient_points),
