@@ -4,8 +4,8 @@ What CTAs need at a time should lie in L2: Q and dO, and dQ, which all KV tiles 
 the tiles of a head come one behind the other. Under a causal mask all of them end with the last
 query, and those of a group of heads begin there, too, with all heads of the group, and walk back:
 CTAs that have begun together are at the same queries, though some have many and some few. A head
-by itself they walk forwards, as do they where a window ends before, one head of the group behind
-the other: the fewer CTAs add to the same queries at a time, the less these wait.
+by itself they walk forwards, which was faster in short calls (docs/hopper.md), and so they do where
+a window ends before, one head of the group behind the other: there they have as many each.
 
 A KV tile has the more query tiles the earlier it is, and the last head's longest ones would begin
 when most SMs have nothing else left. So the longest of the last heads, those that keep the SMs
