@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fa4.config import Problem
@@ -48,7 +48,6 @@ def plain(
     return end, loads
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=4),
     st.integers(1, 4), st.integers(1, 3), st.integers(1, 12), st.booleans(), st.integers(1, 5),
