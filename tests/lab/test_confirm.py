@@ -64,6 +64,10 @@ def test_every_step_makes_a_record_by_a_program_that_there_is() -> None:
             record = BY_NAME[step.named(gpu)]
             module = step.words.split()[0]
             assert record.command.startswith("GPU: ")
+            other = {"h100": "h200", "h200": "h100"}[gpu]
+            assert not record.name.endswith(other)
+            if "{on}" in step.name:  # each GPU's has a file of its own
+                assert record.name.endswith("_h100") == (gpu == "h100")
             assert module == "fa4" or (module in record.modules and module in record.command)
         assert 0 < step.usual_s < 540
         assert ("--rows {rows}" in step.words) == ("--random" in step.words)
