@@ -16,7 +16,7 @@ The ledger at 256 columns, of a step (registers are those of a thread, KiB of sh
 those that tensor core and shared memory take at 4096 operations and 128 bytes a cycle):
 
                   registers                        KiB                              tensor  memory
-    keys kernel   dK 128 + dP 32 + P 32 + dS 16    Q, dO 4 x 32, K, V 64, P 2 x 16  2048    2304
+    keys kernel   dK 128 + dP 32 + P 16 + dS 16    Q, dO 4 x 32, K, V 64, P 2 x 16  2048    2304
     dQ kernel     dQ 128 + S 32 + dP 32 + dS 16    Q, dO 128, K 2 x 32, V 32        3072    3072
 
 A step is 64 x 64 pairs in the first and 128 x 64 in the second. A warpgroup with half of the
@@ -34,7 +34,6 @@ from fa4.plan.warpgroup_code import unpacked
 from fa4.plan.work import WARPGROUP, mma
 
 CONSUMERS = 2
-STAGES = 2  # of K in the dQ kernel
 MOST_LIVE = 228  # registers; with 235 ptxas waits for each instruction of a product
 RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
@@ -42,6 +41,7 @@ ADDRESS_REGISTERS = 15
 BARRIER_BYTES = 8 * 32
 FLOAT_BYTES = 4
 LOAD_WARP = CONSUMERS * WARPGROUP // 32
+COLS_UNIT, DEPTH = 8, 16  # of a product's columns, and of what it sums over
 TILE_ROWS = WARPGROUP_ROWS  # queries of a tile of the keys' kernel, as of a warpgroup's keys
 
 
@@ -49,9 +49,9 @@ TILE_ROWS = WARPGROUP_ROWS  # queries of a tile of the keys' kernel, as of a war
 class WideBackwardPipeline:
     """The two kernels. Head dimensions are those of the tiles in shared memory.
 
-    cols, cols_v: of these columns, those that products take, all for None. q_stages, do_stages:
+    cols, cols_v: of these columns, those that a head has, all for None. q_stages, do_stages:
     places for Q and dO in the kernel of dK and dV. tile_n: keys of a tile of the dQ kernel.
-    v_stages: places for V there.
+    k_stages, v_stages: places for K, two or three, and V there.
     """
 
     head_dim: int = 256
@@ -63,6 +63,7 @@ class WideBackwardPipeline:
     q_stages: int = 2
     do_stages: int = 2
     tile_n: int = 64
+    k_stages: int = 2
     v_stages: int = 1
 
     def __post_init__(self) -> None:
@@ -71,20 +72,27 @@ class WideBackwardPipeline:
             ("head_dim", 256), ("head_dim_v", 256),
             ("cols", self.head_dim), ("cols_v", self.head_dim_v),
         ):  # fmt: skip
-            value = getattr(self, name)
+            value, unit = getattr(self, name), COLS_UNIT if name.startswith("cols") else DEPTH
             if value is not None:
-                require_int(name, value, 16, most)
-                require(value % 16 == 0, f"{name} must be a multiple of 16", value)
+                require_int(name, value, unit, most)
+                require(value % unit == 0, f"{name} must be a multiple of {unit}", value)
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
         require_int("tile_n", self.tile_n, 16, 128)
         require(self.tile_n % 16 == 0, "tile_n must be a multiple of 16", self.tile_n)
         for name in ("q_stages", "do_stages", "v_stages"):
             require_int(name, getattr(self, name), 1, 3)
+        require_int("k_stages", self.k_stages, 2, 3)
 
     @property
-    def product_dims(self) -> tuple[int, int]:
-        """Columns of K and of V that products take."""
+    def sum_dims(self) -> tuple[int, int]:
+        """Columns of dQ and dK, and of dV."""
         return self.cols or self.head_dim, self.cols_v or self.head_dim_v
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """Columns of Q and K, and of dO and V, over which S and dP sum: some may hold zeros."""
+        d, dv = (-(-dim // DEPTH) * DEPTH for dim in self.sum_dims)
+        return d, dv
 
     def row_bytes(self, value: bool) -> int:
         """Of a row of V or dO, or else of Q or K."""

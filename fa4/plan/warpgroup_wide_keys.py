@@ -3,9 +3,10 @@
 Warpgroup `values` computes P and dV, warpgroup `keys` dS and dK; each has one product of d and one
 of dv columns, so that both have as much to do. P, in float32, has as many places in shared memory
 as Q, in the order in which threads hold it: thread t of one warpgroup hands it to thread t of the
-other. Of modified scores it is the raw ones, of which the other computes P again. Its places need
-no barrier to be given back: who writes P of a tile has its Q, in the place of the Q that the other
-gave back when it had read the P that was there.
+other, which reads a part of it at a time, as its registers hold V up to 192 columns. Of modified
+scores it is the raw ones, of which the other computes P again. Its places need no barrier to be
+given back: who writes P of a tile has its Q, in the place of the Q that the other gave back when it
+had read the P that was there.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ RINGS = ((3, 3), (3, 2), (2, 2))  # places for Q and dO, the first that fit
 STATS_BYTES = TILE_ROWS * FLOAT_BYTES  # one of the two numbers of each query of a tile
 P_BYTES = WARPGROUP_ROWS * TILE_ROWS * FLOAT_BYTES
 ELEMENTS = TILE_ROWS // 2  # of a tile of P that a thread has
+PART = 16  # of them, that a thread of the other warpgroup reads at a time
 
 
 def deepest_rings(pipeline: WideBackwardPipeline, gpu: Gpu) -> WideBackwardPipeline:
@@ -82,18 +84,18 @@ def wide_keys_plan(pipeline: WideBackwardPipeline, gpu: Gpu) -> PipelinePlan:
 
 def held_registers(pipeline: WideBackwardPipeline, name: str) -> int:
     """Registers of a thread of a warpgroup that hold its keys' K, or V, all the time; all or 0."""
-    width = pipeline.product_dims[name == "keys"]
+    width = pipeline.depths[name == "keys"]
     needed, live = width // 4, sum(_live(pipeline)[name].values())
     return needed if needed + live <= MOST_LIVE else 0
 
 
 def _live(pipeline: WideBackwardPipeline) -> dict[str, dict[str, int]]:
     """Of each warpgroup, registers of a thread beside these where most hold values at once."""
-    words, (cols, cols_v) = ELEMENTS // 2, pipeline.product_dims
+    words, (cols, cols_v) = ELEMENTS // 2, pipeline.sum_dims
     return {
         "values": {"dV": cols_v // 2, "S": ELEMENTS, "words of P": words,
                    "addresses": ADDRESS_REGISTERS},
-        "keys": {"dK": cols // 2, "dP": ELEMENTS, "P": ELEMENTS,
+        "keys": {"dK": cols // 2, "dP": ELEMENTS, "P": PART,
                  "words of dS": words, "addresses": ADDRESS_REGISTERS},
     }  # fmt: skip
 
@@ -177,11 +179,12 @@ def _load(pipeline: WideBackwardPipeline) -> Role:
 
 def _values(pipeline: WideBackwardPipeline) -> Role:
     """S and P, which is handed on, then dV."""
-    (d, dv), held = pipeline.product_dims, held_registers(pipeline, "values")
+    depth, cols = pipeline.depths[0], pipeline.sum_dims[1]
+    held = held_registers(pipeline, "values")
     powers = unpacked(mufu=ELEMENTS, fma=ELEMENTS, alu=ELEMENTS / 2)
     begin: Program = (
         Wait("q_full"),
-        *start("s", product(pipeline, TILE_ROWS, d, from_registers=held > 0), ("k", "q")),
+        *start("s", product(pipeline, TILE_ROWS, depth, from_registers=held > 0), ("k", "q")),
     )
     step: Program = (
         Wait("s_done"),
@@ -190,7 +193,7 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
         Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
         Arrive("p_full"),
         Wait("do_full"),
-        *start("dv", product(pipeline, dv, TILE_ROWS, from_registers=True), ("do",)),
+        *start("dv", product(pipeline, cols, TILE_ROWS, from_registers=True), ("do",)),
     )
     done: Program = (Wait("dv_done"), Arrive("do_empty"))
     return Role(
@@ -200,18 +203,19 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
         live=_live(pipeline)["values"] | {"K": held},
         program=(
             *_steps(begin, step, done),
-            *_end(pipeline, "values", "dV", dv, "v"),
+            *_end(pipeline, "values", "dV", cols, "v"),
         ),
     )  # fmt: skip
 
 
 def _keys(pipeline: WideBackwardPipeline) -> Role:
     """dP and, with the other's P, dS, then dK."""
-    (d, dv), held = pipeline.product_dims, held_registers(pipeline, "keys")
+    depth, cols = pipeline.depths[1], pipeline.sum_dims[0]
+    held = held_registers(pipeline, "keys")
     gradients = unpacked(fma=2 * ELEMENTS, alu=ELEMENTS / 2)
     begin: Program = (
         Wait("do_full"),
-        *start("dp", product(pipeline, TILE_ROWS, dv, from_registers=held > 0), ("v", "do")),
+        *start("dp", product(pipeline, TILE_ROWS, depth, from_registers=held > 0), ("v", "do")),
     )
     step: Program = (
         Wait("p_full"),
@@ -220,7 +224,7 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
         Wait("dp_done"),
         Work("dS", gradients, reads=("d",)),
         Arrive("do_empty"),
-        *start("dk", product(pipeline, d, TILE_ROWS, from_registers=True), ("q",)),
+        *start("dk", product(pipeline, cols, TILE_ROWS, from_registers=True), ("q",)),
     )
     done: Program = (Wait("dk_done"), Arrive("q_empty"))
     return Role(
@@ -230,7 +234,7 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
         live=_live(pipeline)["keys"] | {"V": held},
         program=(
             *_steps(begin, step, done),
-            *_end(pipeline, "keys", "dK", d, "k"),
+            *_end(pipeline, "keys", "dK", cols, "k"),
         ),
     )  # fmt: skip
 

@@ -3,6 +3,10 @@
 Each of two warpgroups has 64 queries and works as in a forward pass: scores are not transposed, dS
 is an operand of dQ as it comes out of the registers, and the warpgroups wait for nothing but K and
 V. Q comes with the first K, dO with the first V.
+
+dQ of a tile is computed beside S and dP of the next one, so that the tensor core has work while a
+warpgroup computes P and dS: behind them where K has three places, as the last of these is then
+loaded meanwhile; before them where it has two, of which one is so given back soon.
 """
 
 from __future__ import annotations
@@ -33,7 +37,6 @@ from fa4.plan.warpgroup_wide import (
     MOST_LIVE,
     PRODUCER_REGISTERS,
     RELEASES,
-    STAGES,
     WideBackwardPipeline,
     product,
     start,
@@ -41,22 +44,25 @@ from fa4.plan.warpgroup_wide import (
 )
 
 STATISTICS_REGISTERS = 4  # two numbers of each of a thread's two rows
-TILES_N = (96, 80, 64, 48, 32, 16)  # keys of a tile, the first that fits
+TILES_N = (64, 48, 32, 16)  # keys of a tile, the first that fits
+RINGS = ((3, 2), (3, 1), (2, 2), (2, 1))  # places for K and V, the first that fit
 
 
 def widest_tile(cols: int, cols_v: int, gpu: Gpu) -> WideBackwardPipeline:
     """The pipeline with the most keys in a tile for which registers and shared memory suffice.
 
-    cols, cols_v: that products take.
+    And the most places for K: more keys, with two places, were slower (docs/hopper.md). cols,
+    cols_v: of a head.
     """
     for tile_n in TILES_N:
-        for v_stages in (2, 1):
+        for k_stages, v_stages in RINGS:
             found = WideBackwardPipeline(
                 head_dim=whole_runs(cols),
                 head_dim_v=whole_runs(cols_v),
                 cols=cols,
                 cols_v=cols_v,
                 tile_n=tile_n,
+                k_stages=k_stages,
                 v_stages=v_stages,
             )
             used = max(buffer.stop for buffer in _lay_out(found))
@@ -84,7 +90,7 @@ def live_registers(pipeline: WideBackwardPipeline) -> dict[str, int]:
     """Registers of a thread that hold values at once where most do, by what they hold."""
     tile = pipeline.tile_n // 2
     return {
-        "dQ": pipeline.product_dims[0] // 2, "P": tile, "dP": tile, "words of dS": tile // 2,
+        "dQ": pipeline.sum_dims[0] // 2, "P": tile, "dP": tile, "words of dS": tile // 2,
         "statistics": STATISTICS_REGISTERS, "addresses": ADDRESS_REGISTERS,
     }  # fmt: skip
 
@@ -94,7 +100,7 @@ def stages_of(pipeline: WideBackwardPipeline) -> dict[str, tuple[int, int]]:
     return {
         "q": (WARPGROUP_ROWS, CONSUMERS),
         "do": (WARPGROUP_ROWS, CONSUMERS),
-        "k": (pipeline.tile_n, STAGES),
+        "k": (pipeline.tile_n, pipeline.k_stages),
         "v": (pipeline.tile_n, pipeline.v_stages),
     }
 
@@ -159,24 +165,13 @@ def _load(pipeline: WideBackwardPipeline) -> Role:
     )
 
 
+def sums_first(pipeline: WideBackwardPipeline) -> bool:
+    """Is dQ of a tile started before S and dP of the next one? Where K has but two places."""
+    return pipeline.k_stages == 2
+
+
 def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
     """Warpgroup i's program."""
-    (d, dv), n = pipeline.product_dims, pipeline.tile_n
-    tile = n // 2
-    step: Program = (
-        Wait("k_full"),
-        Wait("v_full"),
-        *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
-        *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
-        Wait(f"s{i}_done"),
-        Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
-        Wait(f"dp{i}_done"),
-        Arrive("v_empty"),
-        Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2)),
-        *start(f"dq{i}", product(pipeline, d, n, from_registers=True), ("k",)),
-        Wait(f"dq{i}_done"),
-        Arrive("k_empty"),
-    )
     stored = f"stored{i}"
     return Role(
         name=f"queries{i}",
@@ -184,8 +179,42 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
         registers=CONSUMER_REGISTERS,
         live=live_registers(pipeline),
         program=(
-            Loop("kv_tiles", step),
-            *store(pipeline, f"dQ{i}", d, f"q{i}", stored),
+            *_step(pipeline, i, first=True),
+            Loop("kv_tiles", _step(pipeline, i), offset=-1),
+            *_start_sum(pipeline, i),
+            *_sum_done(i),
+            *store(pipeline, f"dQ{i}", pipeline.sum_dims[0], f"q{i}", stored),
             Wait(stored),
         ),
     )
+
+
+def _step(pipeline: WideBackwardPipeline, i: int, *, first: bool = False) -> Program:
+    """S, P, dP and dS of a KV tile, and dQ of the one before, if there is one."""
+    (d, dv), n, before = pipeline.depths, pipeline.tile_n, sums_first(pipeline)
+    tile = n // 2
+    start_sum, done = (() if first else x for x in (_start_sum(pipeline, i), _sum_done(i)))
+    return (
+        *(start_sum if before else ()),
+        Wait("k_full"),
+        *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
+        Wait("v_full"),
+        *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
+        *(done if before else start_sum),
+        Wait(f"s{i}_done"),
+        Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
+        Wait(f"dp{i}_done"),
+        Arrive("v_empty"),
+        Work(f"dS{i}", unpacked(fma=2 * tile)),
+        *(() if before else done),
+        Work(f"round dS{i}", unpacked(alu=tile / 2)),
+    )
+
+
+def _start_sum(pipeline: WideBackwardPipeline, i: int) -> Program:
+    amount = product(pipeline, pipeline.sum_dims[0], pipeline.tile_n, from_registers=True)
+    return start(f"dq{i}", amount, ("k",))
+
+
+def _sum_done(i: int) -> Program:
+    return Wait(f"dq{i}_done"), Arrive("k_empty")

@@ -66,9 +66,9 @@ def backward_pipeline(
     dims, masked = (problem.head_dim, problem.head_dim_v), problem.window_size != (None, None)
     if max(dims) > MOST_COLUMNS:
         raise ValueError(f"head dims are at most {MOST_COLUMNS}; got {max(dims)}")
-    cols, cols_v = map(padded_dim, dims)
     if max(dims) > MOST_NARROW:
-        return replace(deepest_rings(widest_tile(cols, cols_v, gpu), gpu), causal=masked)
+        return replace(deepest_rings(widest_tile(*dims, gpu), gpu), causal=masked)
+    cols, cols_v = map(padded_dim, dims)
     d, dv = map(whole_runs, dims)
     tile_m = fastest_tile(d, dv)
     last_first = deterministic and problem.window_size[1] is not None

@@ -29,8 +29,10 @@ def test_sound(make: Make, dims: tuple[int, int]) -> None:
 
 def test_tiles_are_as_wide_as_the_machine_allows() -> None:
     """One step wider does not fit, in registers or in shared memory."""
-    found = {dims: (p.tile_n, p.v_stages) for dims in DIMS for p in (widest_tile(*dims, H200),)}
-    assert found[256, 256] == (64, 1) and found[192, 128] == (80, 2) and found[256, 16] == (64, 2)
+    tiles = {dims: widest_tile(*dims, H200) for dims in DIMS}
+    found = {dims: (p.tile_n, p.k_stages, p.v_stages) for dims, p in tiles.items()}
+    assert found[256, 256] == (64, 2, 1) and found[192, 192] == (64, 3, 2)
+    assert found[256, 16] == (64, 3, 2)
     with pytest.raises(ValueError, match=r"shared memory plan needs \d+ bytes: q 2x32768"):
         wide_queries_plan(WideBackwardPipeline(tile_n=80), H200)
 
@@ -45,6 +47,7 @@ def test_tiles_are_as_wide_as_the_machine_allows() -> None:
         (wide_keys_plan, (Arrive("do_empty"),), "do_empty"),
         (wide_queries_plan, (Wait("k_empty"),), "k_empty"),
         (wide_queries_plan, (Wait("dq0_done"), Arrive("dq0_done", after="tensor")), "dq0"),
+        (wide_queries_plan, (Arrive("k_empty"),), "k_empty"),
         (wide_queries_plan, (Wait("dp0_done"), Arrive("dp0_done", after="tensor")), "dp0"),
     ],
 )
@@ -64,6 +67,7 @@ def test_a_fault_is_found(make: Make, gone: tuple[Wait | Arrive, ...], found: st
         ({"head_dim_v": 272}, "head_dim_v must be .*256.*; got 272"),
         ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),
         ({"v_stages": 4}, "v_stages must be .*3.*; got 4"),
+        ({"k_stages": 1}, "k_stages must be .*2.*; got 1"),
     ],
 )
 def test_refusals(fields: dict[str, int], message: str) -> None:

@@ -90,7 +90,7 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedWide) -> None
         assert {r.registers for r in plan.roles} | set(plan.idle_warps.values()) == budgets
         assert f".reqntid {plan.warps * 32}" in ptx
     shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
-    columns = (TILE_ROWS, pipeline.tile_n, *pipeline.product_dims)
+    columns = (TILE_ROWS, pipeline.tile_n, *pipeline.sum_dims)
     assert shapes == set(map(str, columns))
     artifacts = traced.compiled.artifacts
     for code in read_kernels(artifacts.CUBIN):

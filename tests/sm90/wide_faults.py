@@ -65,17 +65,17 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         "missing-wait",
     ),
     "dP is read while its product runs": (
-        Edit(queries_consumer, "    dp = wait_products(0, dp)\n", ""),
+        Edit(queries_consumer, "    dp = wait_products(behind, dp)\n", ""),
         "missing-wait",
     ),
     "K is given back while dQ's product reads it": (
         Edit(
             queries_consumer,
-            """    dq = wait_products(0, dq)
-    signals.arrive_once("k_empty", keys)
+            """    dq = wait_products(behind, dq)
+    signals.arrive_once("k_empty", before(state.keys))
 """,
-            """    signals.arrive_once("k_empty", keys)
-    dq = wait_products(0, dq)
+            """    signals.arrive_once("k_empty", before(state.keys))
+    dq = wait_products(behind, dq)
 """,
         ),
         "race",
@@ -99,7 +99,7 @@ FAULTS: dict[str, tuple[Edit, str]] = {
     ),
 }  # fmt: skip
 # An unaltered copy: it is the edits that are caught.
-SAME = Edit(warpgroup_wide, "STAGES = 2", "STAGES = 2")
+SAME = Edit(warpgroup_wide, "CONSUMERS = 2", "CONSUMERS = 2")
 FEW = ("P is read before it is handed over", "dP is read while its product runs")
 
 

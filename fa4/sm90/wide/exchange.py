@@ -27,12 +27,12 @@ def hand_over(values: list[Float32], address: Int32) -> None:
     code.trace(effects=True)
 
 
-def take_over(count: int, address: Int32) -> list[Float32]:
-    """Load as many."""
+def take_over(first: int, count: int, address: Int32) -> list[Float32]:
+    """Load `count` of a thread's values, from one on."""
     code = PtxBlock()
     base = code.read(address)
     vectors = (
         code.load("ld.shared.v4.f32", VECTOR, f"{base}+{number * STEP_BYTES}")
-        for number in range(count // VECTOR)
+        for number in range(first // VECTOR, (first + count) // VECTOR)
     )
     return code.trace(*(one for vector in vectors for one in vector), effects=True)

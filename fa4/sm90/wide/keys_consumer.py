@@ -14,7 +14,7 @@ from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARPGROUP
-from fa4.plan.warpgroup_wide_keys import ELEMENTS, P_BYTES
+from fa4.plan.warpgroup_wide_keys import P_BYTES, PART
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.mods import ScoreMods
 from fa4.sm90.backward.order import first_rows, next_rows, query_head
@@ -25,8 +25,6 @@ from fa4.sm90.wide.exchange import hand_over, take_over
 from fa4.sm90.wide.output import StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm100.backward.tiles import KeyTile
-
-PART = 16  # elements of a thread whose P is computed again at a time
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class HalfState:
 def consume(signals: Signals, tile: KeyTile, work: HalfWork, of_values: cutlass.Constexpr) -> None:
     """The query tiles of the group's heads, in their order."""
     spec: cutlass.Constexpr = tile.spec
-    cols: cutlass.Constexpr = spec.pipeline.product_dims[of_values]
+    cols: cutlass.Constexpr = spec.pipeline.sum_dims[of_values]
     step: cutlass.Constexpr = values_step if of_values else keys_step
     sums = [Float32(0.0)] * (cols // 2)
     if tile.trips > 0:
@@ -152,7 +150,7 @@ def keys_step(
     """
     spec, queries, grads = tile.spec, state.queries, state.grads
     signals.wait("p_full", queries)
-    handed = take_over(ELEMENTS, work.handed + queries.slot * P_BYTES)
+    handed = take_over(0, PART, work.handed + queries.slot * P_BYTES)
     signals.wait("q_full", queries)
     signals.wait("dp_done")
     dp = wait_products(0, dp)
@@ -196,18 +194,20 @@ def probabilities(
 def score_gradients(
     tile: KeyTile, work: HalfWork, state: HalfState, found: list[Float32], dp: list[Float32]
 ) -> list[Float32]:
-    """dS in float32. found: P, or of modified scores the raw ones."""
-    rows = tile.spec.tile_rows
+    """dS in float32. found: P of the first part, or of modified scores the raw ones."""
+    rows, place = tile.spec.tile_rows, work.handed + state.queries.slot * P_BYTES
     numbers = work.d + state.grads.slot * (rows * columns.FLOAT_BYTES)
-    if not tile.spec.modifies_scores:
-        return columns.sums_times(dp, found, numbers)
     mods, ds = work.mods.of_head(query_head(tile, state.member)), []
     for first in range(0, len(dp), PART):
-        raw = found[first : first + PART]
-        p = probabilities(tile, work, state, raw, first)
+        p = found if first == 0 else take_over(first, PART, place)
+        raw = p
+        if tile.spec.modifies_scores:
+            p = probabilities(tile, work, state, raw, first)
         offset = fragment.column_of(first) * columns.FLOAT_BYTES
         values = columns.sums_times(dp[first : first + PART], p, numbers + offset)
-        ds += mods.passed_back(values, raw, state.row_tile * rows, first)
+        if tile.spec.modifies_scores:
+            values = mods.passed_back(values, raw, state.row_tile * rows, first)
+        ds += values
     return ds
 
 

@@ -14,6 +14,8 @@ from fa4.kit.units import WARP, WARPGROUP
 from fa4.sm90.backward.parts import RowsPlace, store_part
 from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
 
+WORDS_OF_MATRICES = 4  # of a thread, that are stored at a time
+
 
 @dataclass(frozen=True)
 class StoredRows:
@@ -58,7 +60,8 @@ def store_whole(
     words: list[Int32],
 ) -> None:
     """A thread's words to shared memory, and from there to global memory."""
-    share(words, output.shared)
+    rest: cutlass.Constexpr = -len(words) % WORDS_OF_MATRICES
+    share(words + [Int32(0)] * rest, output.shared)
     cute.arch.fence_proxy("async.shared", space="cta")
     meet_warpgroup(signals)
     if cutlass.const_expr(output.atom is not None):

@@ -20,7 +20,7 @@ from fa4.sm90.wide.spec import WideBackwardSpec
 
 def product_depths(spec: WideBackwardSpec) -> dict[str, int]:
     """Columns of each operand over which products sum."""
-    cols, cols_v = spec.pipeline.product_dims
+    cols, cols_v = spec.pipeline.depths
     return {"q": cols, "k": cols, "do": cols_v, "v": cols_v}
 
 

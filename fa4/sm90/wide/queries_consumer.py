@@ -8,12 +8,13 @@ from cutlass import Float32, Int32
 
 from fa4.config import Exp2Split
 from fa4.kit.descriptors import OperandTiles
-from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.ptx_block import PtxBlock, hold_before
 from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.tiles import WorkTile
 from fa4.kit.units import WARPGROUP
+from fa4.plan.warpgroup_wide_queries import sums_first
 from fa4.sm90.backward.parts import RowsPlace
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
@@ -57,9 +58,13 @@ class RowPair:
 
 @dataclass(frozen=True)
 class QueryState:
-    """What is carried from one KV tile to the next. dq: a thread's part. number: of the last."""
+    """What is carried from one KV tile to the next. dq: a thread's part. number: of the last.
+
+    words: dS of the last tile, which is not in dq yet; none before the first one.
+    """
 
     dq: list
+    words: list
     keys: Ring
     values: Ring
     number: Int32
@@ -72,12 +77,14 @@ def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
     if tile.first_row < tile.seqlen_q:
         rows = read_rows(tile, work)
         state = QueryState(
-            dq=[Float32(0.0)] * (spec.pipeline.product_dims[0] // 2),
+            dq=[Float32(0.0)] * (spec.pipeline.sum_dims[0] // 2), words=[],
             keys=signals.ring("k"), values=signals.ring("v"), number=tile.kv_stop,
         )  # fmt: skip
-        for _ in cutlass.range(tile.kv_tiles, unroll=1):
+        state = step(signals, tile, work, rows, state)
+        for _ in cutlass.range(tile.kv_tiles - 1, unroll=1):
             state = step(signals, tile, work, rows, state)
-        dq = [value * work.softmax_scale for value in state.dq]
+        dq = sum_done(signals, state, start_queries(signals, work, state))
+        dq = [value * work.softmax_scale for value in dq]
         number = tile.tile_number(work.number)
         place = RowsPlace(work.head, tile.batch, number, tile.start_q, tile.seqlen_q)
         dtype: cutlass.Constexpr = None if spec.query_parts else spec.dtype
@@ -99,34 +106,63 @@ def read_rows(tile: WorkTile, work: QueryWork) -> RowPair:
 def step(
     signals: Signals, tile: WorkTile, work: QueryWork, rows: RowPair, state: QueryState
 ) -> QueryState:
-    """One KV tile."""
+    """One KV tile, and dQ of the one before, if there is one (see `warpgroup_wide_queries`)."""
     spec, keys, values = tile.spec, state.keys, state.values
-    number = state.number - 1
+    number, dq, later = state.number - 1, state.dq, bool(state.words)
+    sums_go_first = later and sums_first(spec.pipeline)
+    if sums_go_first:
+        dq = start_queries(signals, work, state)
     signals.wait("k_full", keys)
-    signals.wait("v_full", values)
     s = work.scores.start(keys.slot)
     signals.arrive("s#_done", after="tensor")
+    signals.wait("v_full", values)
     dp = work.upstream.start(values.slot)
     signals.arrive("dp#_done", after="tensor")
+    if sums_go_first:
+        dq = sum_done(signals, state, dq, behind=2)
+    behind = int(later and not sums_go_first)
+    if behind:
+        dq = start_queries(signals, work, state)
     signals.wait("s#_done")
-    s = wait_products(1, s)
+    s = wait_products(1 + behind, s)
     p = s
     if not spec.modifies_scores:
         p = probabilities(tile, work, rows, number, s)
     signals.wait("dp#_done")
-    dp = wait_products(0, dp)
+    dp = wait_products(behind, dp)
     signals.arrive_once("v_empty", values)
     if spec.modifies_scores:
         ds = modified_gradients(tile, work, rows, number, s, dp)
     else:
         ds = sums_times(dp, p, rows.d)
-    words = rounded(ds, spec.dtype)
-    dq = start_sum(state.dq, words, work.key_rows, keys.slot, spec.dtype)
+    if behind:
+        hold_before(ds)  # else ptxas rounds into the words that dQ's product still reads
+        dq = sum_done(signals, state, dq)
+    return QueryState(dq, rounded(ds, spec.dtype), keys.next(), values.next(), number)
+
+
+def start_queries(signals: Signals, work: QueryWork, state: QueryState) -> list[Float32]:
+    """Start dQ += dS K of the last tile."""
+    place = before(state.keys).slot
+    dq = start_sum(state.dq, state.words, work.key_rows, place, work.scores.dtype)
     signals.arrive("dq#_done", after="tensor")
+    return dq
+
+
+def sum_done(
+    signals: Signals, state: QueryState, dq: list[Float32], behind: int = 0
+) -> list[Float32]:
+    """Wait for that, and give its K back. behind: products started since."""
     signals.wait("dq#_done")
-    dq = wait_products(0, dq)
-    signals.arrive_once("k_empty", keys)
-    return QueryState(dq, keys.next(), values.next(), number)
+    dq = wait_products(behind, dq)
+    signals.arrive_once("k_empty", before(state.keys))
+    return dq
+
+
+def before(keys: Ring) -> Ring:
+    """The slot before a ring's; in whatever round, as it is only given back."""
+    first = keys.slot == 0
+    return keys.on(cutlass.select_(first, Int32(keys.stages - 1), keys.slot - 1))
 
 
 def probabilities(

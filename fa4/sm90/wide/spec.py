@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from fa4.config import WARPGROUP_ROWS, require, require_int
 from fa4.hardware import H200, Gpu
-from fa4.kit.units import padded_dim
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_wide import CONSUMERS, WideBackwardPipeline
 from fa4.plan.warpgroup_wide_keys import deepest_rings, wide_keys_plan
@@ -75,8 +74,8 @@ class WideBackwardSpec(DividedFeatures):
     @property
     def pipeline(self) -> WideBackwardPipeline:
         """The pipeline of the kernels; head dimensions padded."""
-        dims = padded_dim(self.head_dim), padded_dim(self.head_dim_v)
-        found = deepest_rings(widest_tile(*dims, self.gpu), self.gpu)
+        tile = widest_tile(self.head_dim, self.head_dim_v, self.gpu)
+        found = deepest_rings(tile, self.gpu)
         causal = self.hides_first_rows or self.hides_last_rows
         return replace(found, causal=causal)
 
