@@ -15,7 +15,6 @@ from fa4.inspect.codegen import read_kernels
 from fa4.inspect.products import read_products
 from fa4.plan.schema import Arrive, PipelinePlan, Wait
 from fa4.plan.warpgroup_wide import TILE_ROWS
-from fa4.plan.warpgroup_wide_keys import NAMES
 from fa4.sm90.wide.spec import WideBackwardSpec
 from tests.sm90.test_plan_trace import init_counts, signalled
 
@@ -24,7 +23,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "uneven": {"head_dim": 192, "head_dim_v": 128, "key_parts": True, "query_parts": True},
     "packed": {"head_dim": 72, "head_dim_v": 136, "packed_q": True, "packed_k": True},
 }
-END = ("mine_read", "other_read", "stored", "stored")  # arrive, wait, arrive, wait
 Steps = list[tuple[str, Wait | Arrive]]
 
 
@@ -52,18 +50,14 @@ def traced(request: pytest.FixtureRequest) -> TracedWide:
 def check_steps(plans: tuple[PipelinePlan, ...], steps: Steps) -> None:
     """Each role's, in the order of its program.
 
-    A load warp's loop has the first fills in it, which the plan names apart; the second end of the
-    others of its kernel is of CTAs without a query.
+    A load warp's loop has the first fills in it, which the plan names apart.
     """
     roles = [role for plan in plans for role in plan.roles]
     for role in roles:
         wanted = signalled(role.steps)
         if role.name.startswith("load"):
             wanted = wanted[: len(wanted) // 2]
-        found = [step for name, step in steps if name == role.name]
-        assert found[: len(wanted)] == wanted, role.name
-        end = wanted[-len(END) :] if role.name in NAMES else []
-        assert found[len(wanted) :] == end, role.name
+        assert [step for name, step in steps if name == role.name] == wanted, role.name
     assert {name for name, _ in steps} == {role.name for role in roles}
 
 

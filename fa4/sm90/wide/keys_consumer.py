@@ -22,7 +22,7 @@ from fa4.sm90.backward.parts import RowsPlace
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.exchange import hand_over, take_over
-from fa4.sm90.wide.output import StoredRows, store_gradient
+from fa4.sm90.wide.output import StoredRows, store_gradient, store_zeros
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm100.backward.tiles import KeyTile
 
@@ -85,7 +85,7 @@ def consume(signals: Signals, tile: KeyTile, work: HalfWork, of_values: cutlass.
         _, state = step(signals, tile, work, own, found, state, False)
         finish(signals, tile, work, of_values, state.sums)
     else:
-        finish(signals, tile, work, of_values, sums)
+        store_zeros(work.output, place_of(tile))
 
 
 def finish(
@@ -97,9 +97,13 @@ def finish(
     signals.wait(f"{other}_read")
     if work.output_scale is not None:
         sums = [value * work.output_scale for value in sums]
-    place = RowsPlace(tile.head_k, tile.batch, tile.block, tile.start_k, tile.seqlen_k)
     dtype = None if tile.spec.key_parts else tile.spec.dtype
-    store_gradient(signals, f"{mine}_stored", work.output, place, sums, dtype)
+    store_gradient(signals, f"{mine}_stored", work.output, place_of(tile), sums, dtype)
+
+
+def place_of(tile: KeyTile) -> RowsPlace:
+    """The tile's keys, of its KV head or the part of one."""
+    return RowsPlace(tile.head_k, tile.batch, tile.block, tile.start_k, tile.seqlen_k)
 
 
 def await_first(signals: Signals, work: HalfWork, state: HalfState) -> None:

@@ -57,7 +57,7 @@ def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, 
     loads = load_atoms(spec, shapes, (q, k, v, dout))
     stores = store_atoms(spec, shapes, dv, dk)
     kernel(
-        loads, stores, stats, scales(spec, softmax_scale, softcap), softmax_scale, aux, sizes,
+        loads, stores, (dv, dk), stats, scales(spec, softmax_scale, softcap), softmax_scale, aux, sizes,
         window, lengths, spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
@@ -69,7 +69,7 @@ def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, 
 
 
 @cute.kernel
-def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, lengths,
+def kernel(loads, stores, gradients, stats, factors, softmax_scale, aux, sizes, window, lengths,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.keys_plan
@@ -93,11 +93,11 @@ def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, len
         load(signals.of("load_queries"), tile, sources)
     if has_role(warp, plan.role("values")):
         take_registers(plan, plan.role("values"))
-        work = make_work(spec, memory, tile, factors, aux, stores[0], None)
+        work = make_work(spec, memory, tile, factors, aux, (*stores[0], gradients[0]), None)
         consume(signals.of("values").numbered(0), tile, work, True)
     if has_role(warp, plan.role("keys")):
         take_registers(plan, plan.role("keys"))
-        work = make_work(spec, memory, tile, factors, aux, stores[1], softmax_scale)
+        work = make_work(spec, memory, tile, factors, aux, (*stores[1], gradients[1]), softmax_scale)
         consume(signals.of("keys").numbered(1), tile, work, False)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:
@@ -131,7 +131,10 @@ def make_work(
     store: tuple,
     output_scale: Float32 | None,
 ) -> HalfWork:
-    """Of the warpgroup that scales its gradient, dK, by output_scale; or of the other one."""
+    """Of the warpgroup that scales its gradient, dK, by output_scale; or of the other one.
+
+    store: first fields of its `StoredRows`.
+    """
     of_keys = output_scale is not None
     plan, start = spec.keys_plan, memory.toint().to(Int32)
     scale_log2, score_scale = factors
@@ -146,7 +149,6 @@ def make_work(
 
     own, passing, summed = ("v", "do", "q") if of_keys else ("k", "q", "do")
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    atom, tensor = store
     shared = shared_tile(spec, plan, tile_shapes(spec), memory, "k" if of_keys else "v")
     dim = tile_shapes(spec)[own].cols
     return HalfWork(
@@ -166,6 +168,6 @@ def make_work(
         handed=thread_address(start + plan.buffer("p").start, thread),
         scale_log2=scale_log2,
         mods=score_mods(spec, score_scale, aux, tile, Int32(0)),
-        output=StoredRows(atom, tensor, shared, spec.packed_k),
+        output=StoredRows(*store, shared, spec.packed_k),
         output_scale=output_scale,
     )

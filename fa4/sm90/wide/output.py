@@ -14,6 +14,7 @@ from fa4.kit.units import WARP, WARPGROUP
 from fa4.sm90.backward.parts import RowsPlace, store_part
 from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
 
+VECTOR_BITS = 128  # of a store
 WORDS_OF_MATRICES = 4  # of a thread, that are stored at a time
 
 
@@ -21,12 +22,14 @@ WORDS_OF_MATRICES = 4  # of a thread, that are stored at a time
 class StoredRows:
     """Where a gradient goes.
 
-    atom, tensor: TMA store and its coordinates, (rows, dim, heads, batch); or, where a sequence may
-    end inside a tile of the tensor, atom None and the plain tensor. shared: (64, dim) swizzled,
-    which nobody reads any more. packed: are sequences packed?
+    atom, coordinates: TMA store and its coordinates, (rows, dim, heads, batch); or, where a
+    sequence may end inside a tile of the tensor, atom None and anything. tensor: in global memory,
+    (batch, rows, heads, dim), or (rows, heads, dim) where sequences are packed. shared: (64, dim)
+    swizzled, which nobody reads any more.
     """
 
     atom: cute.CopyAtom | None
+    coordinates: cute.Tensor
     tensor: cute.Tensor
     shared: cute.Tensor
     packed: cutlass.Constexpr
@@ -69,13 +72,26 @@ def store_whole(
             store_by_tma(output, place)
             signals.arrive(done, after="tma")
     else:
-        store_rows(output, place)
+
+        def stored(row: Int32, vector: Int32) -> cute.Tensor:
+            source = cute.local_tile(output.shared, (1, VECTOR), (row, vector))
+            return cute.make_tensor(source.iterator, cute.make_layout(VECTOR))
+
+        store_rows(output, place, stored)
         signals.arrive(done, after="tma")
+
+
+def store_zeros(output: StoredRows, place: RowsPlace) -> None:
+    """The gradient of keys that no query sees."""
+    kind = output.tensor.element_type
+    zeros = cute.make_rmem_tensor(cute.make_layout(VECTOR_BITS // kind.width), kind)
+    zeros.fill(0.0)
+    store_rows(output, place, lambda row, vector: zeros)
 
 
 def store_by_tma(output: StoredRows, place: RowsPlace) -> None:
     """TMA leaves out rows and columns that the tensor does not have."""
-    tensor = output.tensor[None, None, place.head, place.batch]
+    tensor = output.coordinates[None, None, place.head, place.batch]
     shape = tuple(cute.size(mode) for mode in output.shared.shape)
     source, target = cpasync.tma_partition(
         output.atom,
@@ -88,9 +104,13 @@ def store_by_tma(output: StoredRows, place: RowsPlace) -> None:
 
 
 @cute.jit
-def store_rows(output: StoredRows, place: RowsPlace) -> None:
-    """With 16-byte stores, a row's vectors side by side; rows beyond the sequence stay out."""
-    vectors: cutlass.Constexpr = output.tensor.shape[-1] // VECTOR
+def store_rows(output: StoredRows, place: RowsPlace, source: cutlass.Constexpr) -> None:
+    """With 16-byte stores, a row's vectors side by side; rows beyond the sequence stay out.
+
+    source: gives the vector of a row, by both numbers.
+    """
+    size: cutlass.Constexpr = VECTOR_BITS // output.tensor.element_type.width
+    vectors: cutlass.Constexpr = output.tensor.shape[-1] // size
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     for index in cutlass.range(thread, WARPGROUP_ROWS * vectors, WARPGROUP, unroll=1):
         row, vector = index // vectors, index % vectors
@@ -100,8 +120,4 @@ def store_rows(output: StoredRows, place: RowsPlace) -> None:
                 target = output.tensor[place.start + position, place.head, None]
             else:
                 target = output.tensor[place.batch, position, place.head, None]
-            source = cute.local_tile(output.shared, (1, VECTOR), (row, vector))
-            cute.autovec_copy(
-                cute.make_tensor(source.iterator, cute.make_layout(VECTOR)),
-                cute.local_tile(target, (VECTOR,), (vector,)),
-            )
+            cute.autovec_copy(source(row, vector), cute.local_tile(target, (size,), (vector,)))

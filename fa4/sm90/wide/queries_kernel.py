@@ -72,9 +72,10 @@ def query_gradients(q, k, v, dout, dq, stats, softmax_scale, softcap, window, lo
         "k": load_keys(k, "k"),
         "v": load_keys(v, "v"),
     }
-    store = (None, dq)
+    store = (None, dq, dq)
     if cutlass.const_expr(not (spec.ragged_q or spec.query_parts)):
-        store = atom(cpasync.CopyBulkTensorTileS2GOp(), rows_first(dq, spec.packed_q), "q")
+        storing = cpasync.CopyBulkTensorTileS2GOp()
+        store = (*atom(storing, rows_first(dq, spec.packed_q), "q"), dq)
     kernel(
         loads, store, stats, scales(spec, softmax_scale, softcap), softmax_scale, aux, sizes,
         window, lengths, parts, spec, trace,
