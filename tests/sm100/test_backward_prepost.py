@@ -155,7 +155,7 @@ def far_apart(tensor: Array, axis: int) -> Array:
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 @pytest.mark.parametrize("variant", SPECS)
 def test_registers(variant: str, arch: str) -> None:
-    """Nothing in local memory, and nine CTAs on an SM: enough loads under way for all of HBM."""
+    """Nothing in local memory, and 1,024 threads on an SM: loads under way for all of HBM."""
     for name in FUNCTIONS:
         kernel = compiled(name, variant)[0] if arch == "sm_100a" else compile_small(
             name, SPECS[variant], arch
@@ -185,12 +185,16 @@ FAULTS = {
     "rows beyond the sequence are read": edit(
         preprocess, "cutlass.min(first_row + first + i, rows - 1)", "first_row + first + i"
     ),
+    "lanes that have no row write one": edit(preprocess, "lane < readers.rows", "lane >= 0"),
+    "groups begin at another's rows": edit(
+        preprocess, "// lanes * readers.rows", "// lanes * (readers.rows + 1)"
+    ),
     "lanes beyond a row count": edit(
         preprocess, "cutlass.select_(lane < vectors, dot(*loaded[i]), Float32(0.0))",
         "dot(*loaded[i])",
     ),
     "padded columns not zeroed": edit(
-        preprocess, "rows.spec.dq_dim, threads)", "rows.spec.head_dim, threads)"
+        preprocess, "block_rows * rows.spec.dq_dim", "block_rows * rows.spec.head_dim"
     ),
     "numbers that were drawn stay": edit(preprocess, "drawn[(0, 0)] = Int32(0)", "pass"),
     "half of the counters": edit(

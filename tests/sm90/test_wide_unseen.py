@@ -77,9 +77,7 @@ def test_in_parts(monkeypatch: Any, parts: int, packed: bool) -> None:
             out = fa4.flash_attn_varlen_func(*tensors, **options)
         else:
             out = fa4.flash_attn_func(*(x[None] for x in tensors), **options)
-        return torch.autograd.grad(
-            out, tensors, torch.randn(out.shape, generator=drawn).bfloat16()
-        )
+        return torch.autograd.grad(out, tensors, torch.randn(out.shape, generator=drawn).bfloat16())
 
     found, wanted = (gradients(impl) for impl in ("emulator_sm90", "reference"))
     if not packed:

@@ -43,7 +43,7 @@ def kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows: QueryRows):
         store_rows(dq_accum[block.head, block.tile, None], block, dq, softmax_scale)
     if cutlass.const_expr(rows.spec.sink):  # noqa: SIM102
         if block.tile == 0:
-            add_up_sink(rows, block.head, sink_parts, dsink)
+            add_up_sink(rows, block.head, sink_parts, dsink, rows.spec.block_rows)
 
 
 @cute.jit
@@ -98,9 +98,10 @@ def load(tile: cute.Tensor, row: Int32, vector: Int32, spec: BackwardSpec) -> li
 
 
 @cute.jit
-def add_up_sink(rows: QueryRows, head: Int32, parts: cute.Tensor, dsink: cute.Tensor) -> None:
-    """dsink of a head: its parts of all tiles that sequences have."""
-    threads: cutlass.Constexpr = rows.spec.block_rows
+def add_up_sink(
+    rows: QueryRows, head: Int32, parts: cute.Tensor, dsink: cute.Tensor, threads: cutlass.Constexpr
+) -> None:
+    """dsink of a head: its parts of all tiles that sequences have. threads: of the CTA."""
     total = Float32(0.0)
     for tile in cutlass.range(cute.arch.thread_idx()[0], rows.tiles, threads, unroll=1):
         if block_at(rows, head, tile).exists:

@@ -1,5 +1,6 @@
 """Before the backward kernel: statistics of each query row, and accumulators of zeros."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -8,10 +9,12 @@ from cutlass import Float32, Int32
 
 from fa4.kit.rowmath import LOG2_E, dot
 from fa4.sm100.backward.row_blocks import QueryRows, all_rows, store_sum, this_block
+from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import VECTOR
 
 WIDTH = 8  # elements of a 16-byte load
 BATCH = 4  # rows whose loads a thread has under way at a time
+THREADS_PER_ROW = 4  # of a block: with one, rows come in four turns (docs/hopper.md)
 
 
 @cute.jit
@@ -24,10 +27,35 @@ def preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turn
     heads, seqlen) or (heads, total), of any strides.
     """
     rows = all_rows(out, cu_seqlens_q, seqused_q, spec)
-    grid = (rows.tiles * rows.heads, 1, 1)
     kernel(
         out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, drawn, sink, rows
-    ).launch(grid=grid, block=(spec.block_rows, 1, 1), stream=stream)  # fmt: skip
+    ).launch(
+        grid=(rows.tiles * rows.heads, 1, 1),
+        block=(Readers.of(spec).threads, 1, 1),
+        stream=stream,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Who reads the rows of a block: groups of lanes side by side, each some rows in turn.
+
+    lanes: of a group, as many as a row has vectors, or the next power of two. rows: of a group, one
+    of each of its first lanes.
+    """
+
+    vectors: int
+    lanes: int
+    rows: int
+    threads: int
+
+    @classmethod
+    def of(cls, spec: BackwardSpec) -> "Readers":
+        """Of a kernel's blocks."""
+        vectors = spec.head_dim_v // WIDTH
+        lanes = 1 << (vectors - 1).bit_length()
+        rows = max(lanes // THREADS_PER_ROW, 1)
+        return cls(vectors, lanes, rows, spec.block_rows // rows * lanes)
 
 
 @cute.kernel
@@ -39,34 +67,38 @@ def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, d
     """
     block = this_block(rows)
     thread = cute.arch.thread_idx()[0]
-    threads: cutlass.Constexpr = rows.spec.block_rows
+    readers: cutlass.Constexpr = Readers.of(rows.spec)
     if cutlass.const_expr(drawn is not None):  # noqa: SIM102
         if cute.arch.block_idx()[0] == 0 and thread == 0:
             drawn[(0, 0)] = Int32(0)
     if block.exists:
-        exists = thread < block.rows
-        row = cutlass.min(thread, block.rows - 1)
+        lane = thread % readers.lanes
+        number = thread // readers.lanes * readers.rows + lane
+        owns = lane < readers.rows
+        exists = owns & (number < block.rows)
+        row = cutlass.min(number, block.rows - 1)
         outs = [block.of(out)]
         if cutlass.const_expr(rows.spec.out_residual):
             outs = [*outs, block.of(residual)]
-        d = row_products(outs, block.of(dout), block.rows, rows.spec.head_dim_v)
+        d = row_products(outs, block.of(dout), block.rows, readers)
         if cutlass.const_expr(rows.spec.lse_gradient):
             d -= block.of_lse(dlse)[row]
         lse_of_row = block.of_lse(lse)[row]
         blind = lse_of_row == -Float32.inf
         base = cutlass.select_(blind, Float32(0.0), -(lse_of_row * LOG2_E))
         at = (block.head, block.tile)
-        stats[(*at, 0, thread)] = cutlass.select_(exists, base, -Float32.inf)
-        stats[(*at, 1, thread)] = cutlass.select_(exists, -d, Float32(0.0))
+        if owns:
+            stats[(*at, 0, number)] = cutlass.select_(exists, base, -Float32.inf)
+            stats[(*at, 1, number)] = cutlass.select_(exists, -d, Float32(0.0))
         if cutlass.const_expr(dq_accum is not None):
-            zero(dq_accum[(*at, None)], rows.spec.dq_dim, threads)
+            zero(dq_accum[(*at, None)], rows.spec.block_rows * rows.spec.dq_dim, readers.threads)
         if cutlass.const_expr(rows.spec.deterministic):  # noqa: SIM102
             if thread < rows.spec.dq_counters:
                 turns[(*at, thread)] = Int32(0)
         if cutlass.const_expr(rows.spec.sink):
             share = sink_share(sink[block.head], lse_of_row, blind)
             part = cutlass.select_(exists, -(share * d), Float32(0.0))
-            store_sum(part, sink_parts, at, threads)
+            store_sum(part, sink_parts, at, readers.threads)
 
 
 def sink_share(sink: Float32, lse: Float32, blind: Any) -> Float32:
@@ -77,22 +109,20 @@ def sink_share(sink: Float32, lse: Float32, blind: Any) -> Float32:
 
 @cute.jit
 def row_products(
-    outs: list[cute.Tensor], dout: cute.Tensor, rows: Int32, dim: cutlass.Constexpr
+    outs: list[cute.Tensor], dout: cute.Tensor, rows: Int32, readers: cutlass.Constexpr
 ) -> Float32:
-    """rowsum(dO O) of this thread's row; rows beyond the sequence repeat its last one.
+    """rowsum(dO O) of this thread's row, if it has one; rows beyond the sequence repeat its last.
 
     outs: O, or O and its residual, of which O is the sum: exact in float32 but for its last bits.
-    A row is read by as many lanes as it has vectors, or by the next power of two; these lanes read
-    as many rows one after the other, and each keeps the sum of its own.
     """
-    vectors: cutlass.Constexpr = dim // WIDTH
-    lanes: cutlass.Constexpr = 1 << (vectors - 1).bit_length()
-    batch: cutlass.Constexpr = min(BATCH, lanes)
+    vectors: cutlass.Constexpr = readers.vectors
+    lanes: cutlass.Constexpr = readers.lanes
+    batch: cutlass.Constexpr = min(BATCH, readers.rows)
     lane = cute.arch.thread_idx()[0] % lanes
-    first_row = cute.arch.thread_idx()[0] - lane
+    first_row = cute.arch.thread_idx()[0] // lanes * readers.rows
     vector = cutlass.min(lane, vectors - 1)
     mine = Float32(0.0)
-    for first in cutlass.range(0, lanes, batch, unroll=1):
+    for first in cutlass.range(0, readers.rows, batch, unroll=1):
         numbers = [cutlass.min(first_row + first + i, rows - 1) for i in range(batch)]
         loaded = [(load_sum(outs, n, vector), load(dout, n, vector)) for n in numbers]
         for i in cutlass.range_constexpr(batch):
@@ -118,10 +148,12 @@ def load(tensor: cute.Tensor, row: Int32, vector: Int32) -> list[Float32]:
 
 
 @cute.jit
-def zero(tile: cute.Tensor, columns: cutlass.Constexpr, threads: cutlass.Constexpr) -> None:
-    """Zeros in a tile of float32, by all threads of the CTA, as many as it has rows."""
+def zero(tile: cute.Tensor, count: cutlass.Constexpr, threads: cutlass.Constexpr) -> None:
+    """`count` zeros in a tile of float32, by all threads of the CTA."""
     zeros = cute.make_rmem_tensor(cute.make_layout(VECTOR), Float32)
     zeros.fill(0.0)
-    for first in cutlass.range(0, threads * columns // VECTOR, threads, unroll_full=True):
+    vectors: cutlass.Constexpr = count // VECTOR
+    for first in cutlass.range(0, vectors, threads, unroll_full=True):
         number = first + cute.arch.thread_idx()[0]
-        cute.autovec_copy(zeros, cute.local_tile(tile, (VECTOR,), (number,)))
+        if (first + threads <= vectors) | (number < vectors):
+            cute.autovec_copy(zeros, cute.local_tile(tile, (VECTOR,), (number,)))

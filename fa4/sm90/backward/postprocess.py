@@ -16,6 +16,7 @@ from fa4.sm100.backward.workspace import VECTOR
 
 WARP_ROWS = 2 * ROW_STEP  # of a warp's part
 MOST_UNITS = 4  # that a thread loads at a time
+THREADS_PER_ROW = 2
 
 
 @cute.jit
@@ -27,7 +28,7 @@ def postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q,
     """
     rows = all_rows(dq, cu_seqlens_q, seqused_q, spec)
     kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows).launch(
-        grid=(rows.tiles * rows.heads, 1, 1), block=(spec.block_rows, 1, 1), stream=stream
+        grid=(rows.tiles * rows.heads, 1, 1), block=(threads_of(spec), 1, 1), stream=stream
     )
 
 
@@ -39,7 +40,12 @@ def kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows: QueryRows):
         store_units(dq_accum[block.head, block.tile, None], block, dq, softmax_scale)
     if cutlass.const_expr(rows.spec.sink):  # noqa: SIM102
         if block.tile == 0:
-            add_up_sink(rows, block.head, sink_parts, dsink)
+            add_up_sink(rows, block.head, sink_parts, dsink, threads_of(rows.spec))
+
+
+def threads_of(spec: WarpgroupBackwardSpec) -> int:
+    """Of a CTA."""
+    return THREADS_PER_ROW * spec.block_rows
 
 
 def unit_offset(spec: WarpgroupBackwardSpec, row: Int32 | int, run: Int32 | int) -> Int32 | int:
@@ -60,8 +66,8 @@ def unit_offset(spec: WarpgroupBackwardSpec, row: Int32 | int, run: Int32 | int)
 def store_units(tile: cute.Tensor, block: RowBlock, dq: cute.Tensor, scale: Float32) -> None:
     """A tile's rows that exist, two at a time: the vectors of a row lie side by side."""
     spec: cutlass.Constexpr = block.spec
-    threads: cutlass.Constexpr = spec.block_rows
-    count: cutlass.Constexpr = threads // 2 * (spec.head_dim // RUN)
+    threads: cutlass.Constexpr = threads_of(spec)
+    count: cutlass.Constexpr = spec.block_rows // 2 * (spec.head_dim // RUN)
     trips: cutlass.Constexpr = -(-count // (threads * MOST_UNITS))
     batch: cutlass.Constexpr = -(-count // (threads * trips))
     target, thread = block.of(dq), cute.arch.thread_idx()[0]

@@ -51,4 +51,4 @@ def gradients(q, k, v, dout, dq, dk, dv, stats, softmax_scale, softcap, window, 
 @cute.kernel
 def sink_kernel(dsink, sink_parts, rows: QueryRows):
     """The gradient of a head's sink."""
-    add_up_sink(rows, cute.arch.block_idx()[0], sink_parts, dsink)
+    add_up_sink(rows, cute.arch.block_idx()[0], sink_parts, dsink, rows.spec.block_rows)

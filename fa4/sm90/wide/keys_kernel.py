@@ -57,8 +57,8 @@ def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, 
     loads = load_atoms(spec, shapes, (q, k, v, dout))
     stores = store_atoms(spec, shapes, dv, dk)
     kernel(
-        loads, stores, (dv, dk), stats, scales(spec, softmax_scale, softcap), softmax_scale, aux, sizes,
-        window, lengths, spec, trace,
+        loads, stores, (dv, dk), stats, scales(spec, softmax_scale, softcap), softmax_scale, aux,
+        sizes, window, lengths, spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.keys_plan.warps * WARP, 1, 1),
@@ -97,7 +97,8 @@ def kernel(loads, stores, gradients, stats, factors, softmax_scale, aux, sizes, 
         consume(signals.of("values").numbered(0), tile, work, True)
     if has_role(warp, plan.role("keys")):
         take_registers(plan, plan.role("keys"))
-        work = make_work(spec, memory, tile, factors, aux, (*stores[1], gradients[1]), softmax_scale)
+        stored = (*stores[1], gradients[1])
+        work = make_work(spec, memory, tile, factors, aux, stored, softmax_scale)
         consume(signals.of("keys").numbered(1), tile, work, False)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:
@@ -140,6 +141,7 @@ def make_work(
     scale_log2, score_scale = factors
 
     depths = product_depths(spec)
+    atom, coordinates, tensor = store
 
     def tiles(name: str, along_rows: bool) -> OperandTiles:
         rows, dim, *_ = tile_shapes(spec)[name]
@@ -168,6 +170,6 @@ def make_work(
         handed=thread_address(start + plan.buffer("p").start, thread),
         scale_log2=scale_log2,
         mods=score_mods(spec, score_scale, aux, tile, Int32(0)),
-        output=StoredRows(*store, shared, spec.packed_k),
+        output=StoredRows(atom, coordinates, tensor, shared, spec.packed_k),
         output_scale=output_scale,
     )
