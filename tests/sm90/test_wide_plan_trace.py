@@ -20,6 +20,7 @@ from tests.sm90.test_plan_trace import init_counts, signalled
 
 SPECS: dict[str, dict[str, Any]] = {
     "widest": {"head_dim": 256, "head_dim_v": 256, "causal": True},
+    "odd": {"head_dim": 216, "head_dim_v": 216},
     "uneven": {"head_dim": 192, "head_dim_v": 128, "key_parts": True, "query_parts": True},
     "packed": {"head_dim": 72, "head_dim_v": 136, "packed_q": True, "packed_k": True},
 }
