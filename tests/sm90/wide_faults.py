@@ -80,6 +80,10 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         ),
         "race",
     ),
+    "dQ of a tile with K of the next one": (
+        Edit(queries_consumer, "place = before(state.keys).slot", "place = state.keys.slot"),
+        WRONG,
+    ),
     "no fence between a gradient and its store": (
         Edit(output, '    cute.arch.fence_proxy("async.shared", space="cta")\n', ""),
         "missing-proxy-fence",

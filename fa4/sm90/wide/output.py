@@ -22,8 +22,8 @@ WORDS_OF_MATRICES = 4  # of a thread, that are stored at a time
 class StoredRows:
     """Where a gradient goes.
 
-    atom, coordinates: TMA store and its coordinates, (rows, dim, heads, batch); or, where a
-    sequence may end inside a tile of the tensor, atom None and anything. tensor: in global memory,
+    atom, coordinates: TMA store and its coordinates, (rows, dim, heads, batch); where a sequence
+    may end inside a tile of the tensor, atom None. tensor: in global memory,
     (batch, rows, heads, dim), or (rows, heads, dim) where sequences are packed. shared: (64, dim)
     swizzled, which nobody reads any more.
     """
