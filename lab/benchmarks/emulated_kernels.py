@@ -51,9 +51,10 @@ class Kernel:
 
 
 def capture(
-    name: str, call: Callable[[Any], Any], one_cluster: bool = False, arch: str = "sm_100a"
-) -> Kernel:
-    """The only launch of a program that runs inside `emulate()`.
+    name: str, call: Callable[[Any], Any], one_cluster: bool = False, arch: str = "sm_100a",
+    number: int = 0, of: int = 1,
+) -> Kernel:  # fmt: skip
+    """A launch of a program that runs inside `emulate()`: the only one, or `number` of so many.
 
     one_cluster: a persistent kernel gets one cluster for all its work tiles.
     """
@@ -62,17 +63,17 @@ def capture(
     def keep(
         launches: Sequence[Launch], allocations: Sequence[Allocation], options: object
     ) -> None:
-        (launch,) = launches
-        if one_cluster:
-            launch = replace(launch, grid=launch.cluster)
         memory = tuple(buffer_at(a.name, a.address, a.size_bytes, True).data for a in allocations)
         images = tuple(part.copy() for part in memory)
-        found.append(Kernel(name, launch, tuple(allocations), memory, images))
+        for launch in launches:
+            one = replace(launch, grid=launch.cluster) if one_cluster else launch
+            found.append(Kernel(name, one, tuple(allocations), memory, images))
 
     with emulate(keep, arch=arch) as session:
         call(session)
-    (kernel,) = found
-    return kernel
+    if len(found) != of:
+        raise ValueError(f"the program must launch {of} kernels; got {len(found)}")
+    return found[number]
 
 
 def example_gemm() -> Kernel:
