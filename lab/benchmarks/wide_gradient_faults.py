@@ -7,15 +7,29 @@ Usage: python -m lab.benchmarks.wide_gradient_faults [--output FILE] [--only NAM
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fa4.emulator import Options
+from fa4.plan.schema import PipelinePlan
 from fa4.sm90.wide.spec import WideBackwardSpec
 from lab.benchmarks.backward_faults import PATIENCE, run_campaigns
 from lab.benchmarks.emulated_kernels import Kernel, capture
 
 OF_KEYS, OF_QUERIES = range(2)  # in the order of launches
+# Of each ring, which arrivals of the code give back the place of a CTA's last tile: each role has
+# one in its loop and one behind it; `values` comes before `keys`.
+LAST: Mapping[int, Mapping[str, tuple[int, ...]]] = {
+    OF_KEYS: {"q_empty": (1, 3), "do_empty": (1, 3)},
+    OF_QUERIES: {"k_empty": (1,)},
+}
+VALUES_READ = 2  # number of the named barrier
+BY_END = "it gives back the place of the CTA's last tile, into which nothing is loaded any more"
+FENCE = "fence.proxy.async.shared::cta"  # the last one is before a gradient leaves
+BY_THREADS = "where sequences are packed, threads store the gradient, which no other proxy reads"
+BY_P = "P of the last tile is there: the product of its S, the last one that reads K, is done"
 
 
 class WideKernel(NamedTuple):
@@ -38,6 +52,41 @@ SPECS = {
         (130, 330),
     ),
 }  # fmt: skip
+
+
+def arrivals_at(lines: list[str], plan: PipelinePlan, name: str) -> list[int]:
+    """Lines of the arrivals at the mbarriers of a ring, which lie in the plan's order."""
+    names = [s.name for s in plan.signals for _ in range(s.stages) if s.kind == "mbarrier"]
+    inits = [int(x) for line in lines for x in re.findall(r"mbarrier\.init.*\+(\d+)\]", line)]
+    offset = inits[0] - 8 + 8 * names.index(name)  # the first one has no offset in its address
+    arrival = re.compile(rf"\s*mbarrier\.arrive\.shared\.b64 \S+ \[%r\d+\+{offset}\]")
+    return [at + 1 for at, line in enumerate(lines) if arrival.match(line)]
+
+
+def reasons(ptx: str, spec: WideBackwardSpec, number: int) -> dict[tuple[str, int], str]:
+    """Why some faults of a kernel of a module change nothing: by kind and line."""
+    lines, plan = ptx.split("\n"), (spec.keys_plan, spec.queries_plan)[number]
+    first, stop = entry(lines, number), len(lines)
+    if number == OF_KEYS:
+        stop = entry(lines, OF_QUERIES)
+    mine, found = lines[first:stop], {}
+    for name, places in LAST[number].items():
+        arrivals = arrivals_at(mine, plan, name)
+        for kind in ("arrive removed", "arrive twice"):
+            found |= {(kind, first + arrivals[place]): BY_END for place in places}
+    if number == OF_KEYS:
+        read = f"bar.sync {VALUES_READ},"
+        waits = (at for at, x in enumerate(mine) if " ".join(x.split()).startswith(read))
+        found |= {("barrier removed", first + at + 1): BY_P for at in waits}
+    if spec.packed_q and spec.packed_k:
+        *_, leaving = (at for at, x in enumerate(mine) if FENCE in x)
+        found["proxy fence removed", first + leaving + 1] = BY_THREADS
+    return found
+
+
+def entry(lines: list[str], number: int) -> int:
+    """The line, from 0, where a kernel of a module begins."""
+    return [at for at, line in enumerate(lines) if ".entry" in line][number]
 
 
 def wide_kernel(name: str) -> Kernel:
@@ -65,7 +114,8 @@ def wide_kernel(name: str) -> Kernel:
         name, lambda session: session.call(compiled, call, {}), arch=arch, number=number, of=2
     )
     steps = kernel.run(Options(schedule="adversarial")).steps
-    return replace(kernel, choices={"max_steps": PATIENCE * steps})
+    why = reasons(kernel.launch.ptx, spec, number)
+    return replace(kernel, choices={"max_steps": PATIENCE * steps}, why=why)
 
 
 if __name__ == "__main__":

@@ -302,7 +302,8 @@ RECORDED: dict[str, Callable[[], str]] = {
     "guarded_calls_h100: kernels": lambda: f"{record('guarded_calls_h100')['kernels']}",
     "guarded_calls_h200: gradients": lambda: f"{guarded_gradients()}",
     **{
-        f"gradient_faults: {name}": lambda name=name: f"{record('gradient_faults')[name]}"
+        f"{of}: {name}": lambda of=of, name=name: f"{record(of)[name]}"
+        for of in ("gradient_faults", "wide_gradient_faults")
         for name in ("executed", "caught", "equivalent", "survived")
     },
     "warpgroup_backward: in order, times as fast as flash-attn-4": lambda: (
