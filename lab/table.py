@@ -172,6 +172,7 @@ RECORDS = (
     ),
     _computed("verify", needs=HOURS),
     _faults("warpgroup_"),
+    _faults("wide_gradient_"),
     Record(
         path="fa4/explore/verdicts.json", command="python -m lab.benchmarks.record_verdicts",
         modules=("lab.benchmarks.record_verdicts",), needs=HOURS,
