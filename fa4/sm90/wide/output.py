@@ -25,7 +25,7 @@ class StoredRows:
     atom, coordinates: TMA store and its coordinates, (rows, dim, heads, batch); where a sequence
     may end inside a tile of the tensor, atom None. tensor: in global memory,
     (batch, rows, heads, dim), or (rows, heads, dim) where sequences are packed. shared: (64, dim)
-    swizzled, which nobody reads any more.
+    swizzled, which nobody reads any more. packed: are sequences packed?
     """
 
     atom: cute.CopyAtom | None
