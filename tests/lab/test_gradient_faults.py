@@ -8,6 +8,7 @@ pytest.importorskip("cutlass")
 
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
+from lab.benchmarks.emulated_kernels import capture
 from lab.benchmarks.gradient_faults import waits_for
 from lab.benchmarks.wide_gradient_faults import arrivals_at
 from lab.records import read_record
@@ -59,3 +60,8 @@ def test_last_arrivals_are_found_by_the_place_of_their_mbarrier(number: int) -> 
     for ring in rings:
         found = [at - len(names) - 1 for at in arrivals_at(lines, plan, ring)]
         assert found == [at for at, name in enumerate(order) if name == ring]
+
+
+def test_a_program_of_other_launches_is_refused() -> None:
+    with pytest.raises(ValueError, match="must launch 2 kernels; got 0"):
+        capture("nothing", lambda session: None, of=2)
