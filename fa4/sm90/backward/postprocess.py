@@ -16,7 +16,8 @@ from fa4.sm100.backward.workspace import VECTOR
 
 WARP_ROWS = 2 * ROW_STEP  # of a warp's part
 MOST_UNITS = 4  # that a thread loads at a time
-THREADS_PER_ROW = 2  # of a block: with one, units come in two turns (docs/hopper.md)
+# Threads of a block to a row: with one, units come in two turns (docs/hopper.md).
+THREADS_PER_ROW = 2
 
 
 @cute.jit
