@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -70,21 +72,25 @@ def digest(texts: Iterable[str]) -> str:
 
 @cache
 def essence(text: str) -> str:
-    """A program without comments of their own line, docstrings and empty lines."""
+    """A program without comments, docstrings and empty lines."""
     tree = ast.parse(text)
     documented = set(_docstrings(tree))
-    inside = {  # of a string over several lines, in which # begins no comment
+    inside = {  # of a string over several lines, which may have empty ones
         line
         for node in ast.walk(tree)
         if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno != node.lineno
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    kept = [
-        line
-        for number, line in enumerate(text.splitlines(), 1)
-        if number not in documented
-        and (number in inside or (line.strip() and not line.lstrip().startswith("#")))
-    ]
+    comments = {
+        token.start[0]: token.start[1]
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    }
+    kept = []
+    for number, line in enumerate(text.splitlines(), 1):
+        code = line[: comments[number]].rstrip() if number in comments else line
+        if number not in documented and (number in inside or code.strip()):
+            kept.append(code)
     return "\n".join(kept)
 
 

@@ -44,6 +44,8 @@ CHANGES = {
     "what lab and tests share": ("lab.shared", "X = 2\n", True),
     "another import": ("fa4.use", "from fa4.other import X as f\n", True),
     "comment, docstring": ("fa4.costs", '"""C."""\n\n# why\nCYCLES = 8  # of a load\n', False),
+    "a comment behind code": ("fa4.costs", "CYCLES = 8  # of every load\n", False),
+    "a comment that becomes code": ("fa4.costs", "CYCLES = 8; X = 1\n", True),
     "what is not imported": ("fa4.other", "X = 2\n", False),
 }  # fmt: skip
 
@@ -58,7 +60,8 @@ def test_the_hash_changes_with_the_code(root: Path, change: str) -> None:
 
 def test_strings_are_no_comments() -> None:
     """Lines of a string that look like one, or are empty; docstrings go, code beside them stays."""
-    text = 'class A:\n    """Doc\n\n    string."""\n    S = """\n# one\n\ntwo"""\n\n# away\nx = 1\n'
+    text = 'class A:\n    """Doc\n\n    one."""\n    S = """\n# one\n\ntwo"""  # S\n\n# a\nx = 1\n'
     assert essence(text) == 'class A:\n    S = """\n# one\n\ntwo"""\nx = 1'
     short = 'def f(): "doc"; return 1\n'
     assert essence(short) == short.strip()
+    assert essence('x = "# no"  # a comment\n') == 'x = "# no"'
