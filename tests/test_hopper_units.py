@@ -229,6 +229,26 @@ def test_loads_from_device_memory_wait_as_measured(hold: str, used: float, end: 
     assert (96 + 64) * 1024 / cycles / rate == pytest.approx(used, abs=0.01)
 
 
+def test_all_that_begin_at_once_have_less_of_device_memory() -> None:
+    """The share of its rate by a line through what 16 to 128 KiB of an SM take in the first round,
+    and its interval by the steps from 32 to 96 and from 16 to 128 KiB."""
+    seen: dict[int, list[float]] = {}
+    for name, figure in figures(STARTS).items():
+        size = re.match(r"start/(\d+) KiB from device memory.*, last box, first round", name)
+        if size:
+            seen.setdefault(1024 * int(size.group(1)), []).append(figure.value)
+    sizes = [size for size, values in seen.items() for _ in values]
+    slope, start = np.polyfit(sizes, [x for values in seen.values() for x in values], 1)
+    rate = figures()["load HBM/16 KiB, 132 SMs, 192 KiB in flight, rate"].value
+    assert 1 / slope / rate == pytest.approx(HopperCosts.first_round_share, abs=0.005)
+    assert start == pytest.approx(HopperCosts.hbm_latency_cycles, abs=40)
+    ends = [
+        (more - less) / (np.mean(seen[more]) - np.mean(seen[less])) / rate
+        for less, more in ((32 << 10, 96 << 10), (16 << 10, 128 << 10))
+    ]
+    assert ends == pytest.approx(HopperCosts.intervals()["first_round_share"], abs=0.01)
+
+
 def test_a_line_of_a_program_becomes_a_figure() -> None:
     """Median, least and most; five digits."""
     line = '{"name": "a/b", "unit": "cycles", "method": "m", "values": [3.0, 1.0000049, 2.0]}'

@@ -166,6 +166,9 @@ class CostTable(SourcedFigures):
         "as on an H200: of a cold load's time at its SM's part of HBM, spent behind others",
         (0.24, 1.07),
     )
+    first_round_share: float = figure(
+        0.0, "of HBM's rate, where all SMs begin at once: not measured; 0 for no such round"
+    )
     cta_start_cycles: float = figure(
         1059.0,
         "as on an H200: a CTA of 512 threads replaced 418, 30 barriers and maps 331, setmaxnreg "
@@ -246,6 +249,11 @@ class HopperCosts(CostTable):
         0.4,
         "CTAs out of step load 96 KiB: 0.24 to 1.07 with 36% to 64% of HBM's rate in use",
         (0.24, 1.07),
+    )
+    first_round_share: float = _measured(
+        0.61,
+        "of HBM's rate, 11.7 bytes per cycle where all SMs begin with 16 to 128 KiB, of 19.1",
+        (0.53, 0.65),
     )
     cta_start_cycles: float = _measured(
         855.0, "CTA replaced on an SM 417, 10 barriers 182, setmaxnreg 256", (584.0, 1004.0)

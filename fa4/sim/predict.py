@@ -23,6 +23,7 @@ from fa4.designs.tiles import Lengths, clusters
 from fa4.plan.schema import GROUP_WARPS, PipelinePlan
 from fa4.sim.chip import ChipRun, TileRunner, mean_run, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
+from fa4.sim.first_round import first_round_cycles
 from fa4.sim.hbm_waits import run_at_pace
 from fa4.sim.limits import check_work, modelled
 from fa4.sim.lower import lower
@@ -272,6 +273,9 @@ def _run_forward(
     share = steps_rescaled(plan, simulation)
     made = partial(make, plan, machine, simulation, ctas=ctas)
     found, used = _over_rescales(share, made, run)
+    if len(tiles.trips):
+        late = first_round_cycles(plan, machine, ctas)
+        found = replace(found, cycles=found.cycles + late)
     return found, used, len(tiles.trips)
 
 

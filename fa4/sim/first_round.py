@@ -1,0 +1,34 @@
+"""What the first work tile of every CTA waits for longer than the others: its rows, from HBM.
+
+CTAs that a launch starts all at once ask HBM for their Q at the same time, and nothing has brought
+it to L2. Later ones come out of step, or have had L2 fetch it. SMs are simulated one by one, so the
+wait is added to what they take.
+"""
+
+from __future__ import annotations
+
+from fa4.plan.schema import Copy, PipelinePlan, Work, walk
+from fa4.sim.costs import MachineCosts
+from fa4.sim.machine import Machine
+
+ROWS = "load q"  # what a CTA has of its own; K and V are those of others too
+
+
+def first_round_cycles(plan: PipelinePlan, machine: Machine, ctas: int) -> float:
+    """Cycles that the first Q takes longer than a work tile's is simulated to take.
+
+    ctas: of the call. 0 of plans that do not load Q by itself, and of machines of which the share
+    of HBM's rate in such a round is not known.
+    """
+    share = machine.costs.first_round_share
+    loads = [(role, x) for role in plan.roles for x in walk(role.program)
+             if isinstance(x, Work) and x.what == ROWS]  # fmt: skip
+    if not share or not loads:
+        return 0.0
+    role, load = loads[0]
+    assert isinstance(load.amount, Copy)
+    costs = MachineCosts(machine.gpu, machine.costs, plan=plan, ctas=ctas)
+    simulated = costs.work(role, load)
+    rate = min(share * costs.hbm_bytes_per_clk, machine.costs.tma_bytes_per_clk)
+    needed = machine.costs.hbm_latency_cycles + load.amount.num_bytes / rate
+    return max(0.0, needed - simulated.latency_cycles - simulated.occupancy_cycles["tma"])

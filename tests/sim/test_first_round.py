@@ -1,0 +1,67 @@
+"""What the first work tile waits for: by hand, and by what a prediction gains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa4.config import ForwardPipeline, Problem, WarpgroupPipeline
+from fa4.designs import plan_of
+from fa4.hardware import B200, H200
+from fa4.sim.first_round import first_round_cycles
+from fa4.sim.machine import Machine, find_machine
+from fa4.sim.predict import predict
+
+MACHINE = find_machine("h200")
+KIB = 1024
+
+
+def with_costs(**changed: float) -> Machine:
+    return replace(MACHINE, costs=replace(MACHINE.costs, **changed))
+
+
+def test_by_hand() -> None:
+    """64 KiB of each of 132 CTAs at 0.61 of HBM's 19.5 bytes per cycle, not what L2 gives."""
+    pipeline = WarpgroupPipeline(head_dim=256, tile_n=80)
+    plan, costs = plan_of(pipeline, H200), MACHINE.costs
+    rate = costs.hbm_efficiency * H200.hbm_bytes_per_s / H200.clock_hz / costs.sustained_clock
+    hbm = costs.hbm_latency_cycles + 64 * KIB / (0.61 * rate / 132)
+    # O lies over Q: nothing has had L2 fetch it, and the load is simulated as a cold one.
+    l2 = H200.l2_bytes_per_s / H200.clock_hz / costs.sustained_clock / 132
+    queue = costs.hbm_queue_share * 64 * KIB / (rate / 132)
+    simulated = costs.tma_load_latency_cycles + costs.hbm_latency_cycles + queue + 64 * KIB / l2
+    found = first_round_cycles(plan, MACHINE, 132)
+    assert found == pytest.approx(hbm - simulated) and 1000 < found < 3000
+
+
+@given(st.integers(1, 400), st.sampled_from((64, 104, 128, 192)), st.booleans())
+def test_fewer_ctas_wait_less(ctas: int, head_dim: int, ahead: bool) -> None:
+    """They share HBM; more than there are SMs begin no sooner."""
+    pipeline = WarpgroupPipeline(head_dim=head_dim, tile_n=64, ahead=ahead, ping_pong=False)
+    plan = plan_of(pipeline, H200)
+    found = first_round_cycles(plan, MACHINE, ctas)
+    assert 0.0 <= found <= first_round_cycles(plan, MACHINE, ctas + 40)
+    assert first_round_cycles(plan, MACHINE, 132 + ctas) == first_round_cycles(plan, MACHINE, 132)
+
+
+def test_it_is_added_once() -> None:
+    """To a call of one work tile for each SM as to one of several."""
+    for batch in (8, 64):
+        problem = Problem(
+            batch=batch, seqlen_q=512, seqlen_k=512, heads_q=4, heads_k=4, head_dim=64
+        )
+        pipeline = WarpgroupPipeline(head_dim=64, tile_n=64)
+        cycles = [predict(problem, pipeline, machine).cycles
+                  for machine in (MACHINE, with_costs(first_round_share=0.0))]  # fmt: skip
+        late = first_round_cycles(plan_of(pipeline, H200), MACHINE, 16 * batch)
+        assert cycles[0] - cycles[1] == pytest.approx(late) and late > 500
+
+
+def test_not_where_it_is_not_known() -> None:
+    plan = plan_of(ForwardPipeline(head_dim=128), B200)
+    assert first_round_cycles(plan, find_machine("b200"), 148) == 0.0
+    none = Problem(batch=0, seqlen_q=512, seqlen_k=512, heads_q=4, heads_k=4, head_dim=64)
+    assert predict(none, WarpgroupPipeline(head_dim=64), MACHINE).cycles == 0.0
