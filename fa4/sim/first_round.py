@@ -14,21 +14,22 @@ from fa4.sim.machine import Machine
 ROWS = "load q"  # what a CTA has of its own; K and V are those of others too
 
 
-def first_round_cycles(plan: PipelinePlan, machine: Machine, ctas: int) -> float:
+def first_round_cycles(plan: PipelinePlan, machine: Machine, ctas: int, num_bytes: int) -> float:
     """Cycles that the first Q takes longer than a work tile's is simulated to take.
 
-    ctas: of the call. 0 of plans that do not load Q by itself, and of machines of which the share
-    of HBM's rate in such a round is not known.
+    ctas, num_bytes: of the call, and of all its Q: rows and columns beyond it are not in HBM. 0 of
+    plans that do not load Q by itself, and of machines of which the share of HBM's rate in such a
+    round is not known.
     """
     share = machine.costs.first_round_share
     loads = [(role, x) for role in plan.roles for x in walk(role.program)
              if isinstance(x, Work) and x.what == ROWS]  # fmt: skip
-    if not share or not loads:
+    if not share or not loads or not ctas:
         return 0.0
     role, load = loads[0]
     assert isinstance(load.amount, Copy)
     costs = MachineCosts(machine.gpu, machine.costs, plan=plan, ctas=ctas)
     simulated = costs.work(role, load)
     rate = min(share * costs.hbm_bytes_per_clk, machine.costs.tma_bytes_per_clk)
-    needed = machine.costs.hbm_latency_cycles + load.amount.num_bytes / rate
+    needed = machine.costs.hbm_latency_cycles + num_bytes / ctas / rate
     return max(0.0, needed - simulated.latency_cycles - simulated.occupancy_cycles["tma"])

@@ -273,10 +273,11 @@ def _run_forward(
     share = steps_rescaled(plan, simulation)
     made = partial(make, plan, machine, simulation, ctas=ctas)
     found, used = _over_rescales(share, made, run)
-    if len(tiles.trips):
-        late = first_round_cycles(plan, machine, ctas)
-        found = replace(found, cycles=found.cycles + late)
-    return found, used, len(tiles.trips)
+    parts = _parts(problem, simulation.lengths)
+    rows = sum(part.batch * part.seqlen_q * part.heads_q for part in parts)
+    num_bytes = rows * problem.head_dim * pipeline.element_bytes
+    late = first_round_cycles(plan, machine, ctas, num_bytes)
+    return replace(found, cycles=found.cycles + late), used, len(tiles.trips)
 
 
 def steps_rescaled(plan: PipelinePlan, simulation: Simulation) -> float:
