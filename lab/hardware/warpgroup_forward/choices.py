@@ -25,21 +25,14 @@ from unittest import mock
 
 from fa4.call.choose import find_gpu
 from fa4.commands.bench_random import best_ratio, call_once, kernel_of, random_problems
-from fa4.commands.bench_timing import (
-    BURST_SECONDS,
-    find_backend,
-    graph_of,
-    make_tensors,
-    selected,
-    time_burst,
-    time_graph,
-)
+from fa4.commands.bench_timing import find_backend, make_tensors, selected
 from fa4.compiled.build import build
 from fa4.compiled.support import NARROW, ForwardCall
 from fa4.compiled.variants import choose_sm90_spec, warpgroup_problem
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.hardware import H200, Gpu
 from fa4.plan.warpgroup_tuned import TileChoice, choices
+from lab.hardware.graphs import graph_timer
 
 ROUNDS = 5
 SLOWER_THAN = 1.0  # times the fastest peer
@@ -122,22 +115,16 @@ def compile_choice(problem: Problem, pipeline: WarpgroupPipeline) -> str:
     return ""
 
 
-def graph_of_some(function: Any, tensors: tuple[Any, ...]) -> tuple[Any, int]:
-    """A graph of some calls, and how many these are."""
-    call = partial(function, *tensors)
-    call()
-    calls = max(1, min(100, round(BURST_SECONDS / time_burst(call, 2))))
-    return graph_of(call, calls), calls
-
-
-def prepared(problem: Problem, tensors: tuple[Any, ...], one: WarpgroupPipeline | str) -> Any:
-    """A graph of a pipeline or of a peer, or why there is none."""
+def prepared(
+    problem: Problem, tensors: tuple[Any, ...], one: WarpgroupPipeline | str
+) -> Callable[[], float] | str:
+    """What times a pipeline or a peer, or why there is nothing."""
     try:
         if isinstance(one, str):
             with selected(one):
-                return graph_of_some(find_backend(one, problem), tensors)
+                return graph_timer(partial(find_backend(one, problem), *tensors))
         with chosen(one):
-            return graph_of_some(find_backend("fa4", problem, impl="sm90"), tensors)
+            return graph_timer(partial(find_backend("fa4", problem, impl="sm90"), *tensors))
     except Exception as error:
         return " ".join(str(error).split())[:200] or type(error).__name__
 
@@ -151,11 +138,11 @@ def times(
     tensors = make_tensors(problem, "cuda")
     made = {name: prepared(problem, tensors, one) for name, one in found.items()}
     missing = {name: why for name, why in made.items() if isinstance(why, str)}
-    seconds: dict[str, list[float]] = {name: [] for name in found if name not in missing}
+    timers = {name: timer for name, timer in made.items() if not isinstance(timer, str)}
+    seconds: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(ROUNDS):
-        for name, own in seconds.items():
-            graph, calls = made[name]
-            own.append(time_graph(graph.replay) / calls)
+        for name, timer in timers.items():
+            seconds[name].append(timer())
     torch.cuda.empty_cache()
     medians = {name: round(sorted(own)[ROUNDS // 2] * 1e6, 2) for name, own in seconds.items()}
     return medians, missing

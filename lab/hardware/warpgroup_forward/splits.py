@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa4.commands.bench_random import compile_all
-from fa4.commands.bench_timing import (
-    BURST_SECONDS,
-    Pass,
-    find_backend,
-    graph_of,
-    make_tensors,
-    time_burst,
-    time_calls,
-    time_graph,
-)
+from fa4.commands.bench_timing import Pass, find_backend, make_tensors, time_calls
 from fa4.config import Problem
+from lab.hardware.graphs import graph_timer
 
 NAMES = ("fa4", "flash-attn-4", "cudnn", "flash", "flash-attn-3")
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 33)
@@ -87,16 +79,15 @@ def times_by_parts(problem: Problem) -> dict[str, float]:
     """Microseconds by number of parts; "0" is the kernel's choice."""
     import fa4
 
-    tensors, graphs, found = make_tensors(problem, "cuda"), {}, {}
+    tensors, timers = make_tensors(problem, "cuda"), {}
     for parts in (0, *PARTS):
         call = partial(fa4.flash_attn_func, *tensors, causal=problem.causal, num_splits=parts,
                        impl="sm90")  # fmt: skip
-        call()
-        calls = max(1, min(100, round(BURST_SECONDS / time_burst(call, 2))))
-        graphs[parts], found[parts] = (graph_of(call, calls), calls), []
+        timers[parts] = graph_timer(call)
+    found: dict[int, list[float]] = {parts: [] for parts in timers}
     for _ in range(ROUNDS):
-        for parts, (graph, calls) in graphs.items():
-            found[parts].append(time_graph(graph.replay) / calls * 1e6)
+        for parts, timer in timers.items():
+            found[parts].append(timer() * 1e6)
     return {str(parts): round(sorted(us)[ROUNDS // 2], 1) for parts, us in found.items()}
 
 
