@@ -4,7 +4,7 @@
 buffer, counted from its start. Of a ring that several loads fill, `kv:K` are the tiles of those
 that write `kv:K`, one after the other. A buffer of several stages is used stage by stage: each kind
 of work (its role and what it is called) begins with the first. `q@[0:8192]` are bytes of the stage
-that the role has last waited for (`q_full`).
+that the role has last waited for (`q_full`, or `q1_full` of a part; who fills it, `q_empty`).
 """
 
 from __future__ import annotations
@@ -111,6 +111,15 @@ class Resolver:
         """The role has waited for the next phase of a signal."""
         self.waits[role, signal] += 1
 
+    def _waited(self, role: str, ring: str) -> int:
+        """How often the role has waited for a slot to be full, or else to be empty."""
+        for pattern in (rf"{ring}\d*_full", f"{ring}_empty"):
+            found = [n for (who, what), n in self.waits.items()
+                     if who == role and re.fullmatch(pattern, what)]  # fmt: skip
+            if found:
+                return max(found)
+        return 0
+
     def resolve(self, role: str, work: Work, names: Iterable[str]) -> list[MemoryRegion]:
         """The next use by this work of each name. Raises IndexError for a tile nobody loads."""
         return [self._next(role, work, name) for name in names]
@@ -121,7 +130,7 @@ class Resolver:
         self.places[name] = place
         turn, stages = 0, place.buffer.stages
         if place.waited:
-            turn = (self.waits[role, f"{place.buffer.name}_full"] - 1) % stages
+            turn = (self._waited(role, place.buffer.name) - 1) % stages
         elif stages > 1 and place.stage is None and not place.spans:
             use = self.uses[role, work.what, name]
             self.uses[role, work.what, name] += 1

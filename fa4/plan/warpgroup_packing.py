@@ -65,5 +65,13 @@ def query_bytes(pipeline: WarpgroupPipeline) -> tuple[int, int]:
     return held * row_bytes, loaded * row_bytes
 
 
+def query_parts(pipeline: WarpgroupPipeline) -> tuple[str, ...]:
+    """The rings' names, whose `_full` say that rows of Q are there: each warpgroup's its own, or
+    that of all, where these are loaded at once."""
+    if pipeline.published or straddles(pipeline.packed):
+        return ("q",)
+    return tuple(f"q{i}" for i in range(pipeline.consumers))
+
+
 def _whole_atoms(rows: int) -> int:
     return -(-rows // ATOM_ROWS) * ATOM_ROWS

@@ -34,7 +34,7 @@ from fa4.plan.warpgroup_code import (
     softmax,
     unpacked,
 )
-from fa4.plan.warpgroup_packing import query_bytes, straddles
+from fa4.plan.warpgroup_packing import query_bytes, query_parts, straddles
 from fa4.plan.work import mma
 from fa4.plan.work_queue import draw_number, read_number
 
@@ -106,36 +106,41 @@ def _over(pipeline: WarpgroupPipeline, registers: int) -> int:
     return sum(live_registers(pipeline).values()) - min(registers, THREAD_REGISTERS)
 
 
-def producer_role(
-    pipeline: WarpgroupPipeline, *, registers: int, output_over_queries: bool
-) -> Role:
+def producer_role(pipeline: WarpgroupPipeline, *, registers: int, early: bool) -> Role:
     """K and Q, then K of the next and V of this tile in turn, as far ahead as the rings allow.
 
-    A CTA that strides over work tiles has L2 fetch what the next one begins with.
+    early: L2 fetches the next work tile's Q before there is a place for it.
     """
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
-    strides = pipeline.scheduler in ("static", "queue") and not pipeline.published
-    early = strides and not output_over_queries
 
-    def fetch(what: str, num_bytes: int, cols: int, cold: bool = False) -> Program:
-        several = what == "q" and not straddles(pipeline.packed)
-        boxes = -(-cols * size // BOX_ROW_BYTES) * (pipeline.consumers if several else 1)
+    def load(what: str, num_bytes: int, boxes: int, cold: bool, place: str) -> Program:
         cycles = ADDRESS_CYCLES + BOX_ADDRESS_CYCLES * boxes
         cycles = 0.0 if pipeline.published else cycles
         copy = Copy(kind="load", num_bytes=num_bytes, cold=cold, boxes=boxes,
                     address_cycles=cycles)  # fmt: skip
         return (
-            Wait(f"{what}_empty"),
-            Work(f"load {what}", copy, asynchronous=True, writes=(what,)),
+            Work(f"load {what}", copy, asynchronous=True, writes=(place,)),
             Arrive(f"{what}_full", after="tma"),
         )
 
+    def fetch(what: str, num_bytes: int, cols: int, cold: bool = False) -> Program:
+        boxes = -(-cols * size // BOX_ROW_BYTES)
+        return Wait(f"{what}_empty"), *load(what, num_bytes, boxes, cold, what)
+
     d, dv = pipeline.widths
     key_bytes, value_bytes = tile_n * d * size, tile_n * dv * size
-    q = fetch("q", query_bytes(pipeline)[1], d, cold=not early)
+    parts = query_parts(pipeline)
+    boxes = -(-d * size // BOX_ROW_BYTES)
+    if not straddles(pipeline.packed):
+        boxes *= pipeline.consumers
+    q: Program = (Wait("q_empty"),)
+    for i, part in enumerate(parts):
+        place = "q" if len(parts) == 1 else rows_of("q@", i, d * size)
+        num_bytes = query_bytes(pipeline)[1] // len(parts)
+        q += load(part, num_bytes, boxes // len(parts), not early, place)
     k, v = fetch("k", key_bytes, d), fetch(loaded_values(pipeline), value_bytes, dv)
     program = (
-        *fetch("k", key_bytes, d, cold=not early),
+        *fetch("k", key_bytes, d, cold=True),
         *q,
         Loop("kv_tiles", (*k, *v), offset=-1),
         *v,
@@ -156,7 +161,8 @@ def consumer_role(
     """Warpgroup i's program; ahead: the next work tile begins before this one's output."""
     spills = spilled(pipeline, registers)
     begin, first, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i, spills)
-    begin = (Wait("q_full"), *begin)
+    parts = query_parts(pipeline)
+    begin = (Wait(f"{parts[i % len(parts)]}_full"), *begin)
     if pipeline.scheduler == "queue":  # read beside the last product
         awaited = len(_await_values(i)) if pipeline.overlap else 0
         end = (*end[: len(end) - awaited], *read_number(), *end[len(end) - awaited :])

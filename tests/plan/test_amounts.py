@@ -31,6 +31,7 @@ from fa4.plan.schema import (
 )
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.plan.warpgroup_code import probabilities, softmax
+from fa4.plan.warpgroup_packing import query_parts
 from fa4.plan.work_stealing import RESPONSE_BYTES
 from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED, forward, published
 
@@ -127,8 +128,12 @@ def test_hopper_memory_and_barriers(name: str) -> None:
     d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, 64 * pipeline.consumers
     tiles = {"q": rows * d, "k": pipeline.tile_n * d, "v": pipeline.tile_n * dv}
     for what, elements in tiles.items():
-        buffer, full = plan.buffer(what), plan.signal(f"{what}_full")
-        assert buffer.size == full.tx_bytes == 2 * elements
+        parts = query_parts(pipeline) if what == "q" else (what,)
+        buffer, full = plan.buffer(what), plan.signal(f"{parts[0]}_full")
+        assert buffer.size == 2 * elements
+        assert [plan.signal(f"{part}_full").tx_bytes for part in parts] == (
+            [2 * elements // len(parts)] * len(parts)
+        )
         stages = 1 if what == "q" else pipeline.kv_stages
         empty = plan.signal(f"{what}_empty")
         assert buffer.stages == full.stages == empty.stages == empty.free == stages

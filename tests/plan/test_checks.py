@@ -66,7 +66,7 @@ def passing_less(plan: PipelinePlan) -> PipelinePlan:
 def begun_late(plan: PipelinePlan) -> PipelinePlan:
     """A plan whose first role begins its first work tile without waiting for Q."""
     first, *others = plan.roles
-    prologue = tuple(step for step in first.prologue if step != Wait("q_full"))
+    prologue = tuple(step for step in first.prologue if step != Wait("q0_full"))
     return replace(plan, roles=(replace(first, prologue=prologue), *others))
 
 

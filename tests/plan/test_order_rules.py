@@ -98,7 +98,7 @@ def test_o_over_q_waits_for_its_store() -> None:
         plan = edit_role(plan, f"consumer{i}", lambda s: () if s == late else (s,))
         plan = edit_role(plan, f"consumer{i}", lambda s, i=i: (
             (early, s) if s == Wait(f"stored{i}") else (s,)))  # fmt: skip
-    assert any("load q of load may come before store O0" in text for text in found(plan))
+    assert any("load q0 of load may come before store O0" in text for text in found(plan))
 
 
 # Proofs of the pair's kernel, each without its reason: the fault, two accesses that are not ordered

@@ -37,9 +37,9 @@ def test_by_hand() -> None:
     plan, costs = plan_of(pipeline, H200), MACHINE.costs
     rate = costs.hbm_efficiency * H200.hbm_bytes_per_s / H200.clock_hz / costs.sustained_clock
     hbm = costs.hbm_latency_cycles + 64 * KIB / (0.61 * rate / 132)
-    # O lies over Q: nothing has had L2 fetch it, and the load is simulated as a cold one.
+    # Two loads of 32 KiB, simulated as cold ones: the second has to wait for HBM's queue only once.
     l2 = H200.l2_bytes_per_s / H200.clock_hz / costs.sustained_clock / 132
-    queue = costs.hbm_queue_share * 64 * KIB / (rate / 132)
+    queue = costs.hbm_queue_share * 32 * KIB / (rate / 132)
     simulated = costs.tma_load_latency_cycles + costs.hbm_latency_cycles + queue + 64 * KIB / l2
     found = first_round_cycles(plan, MACHINE, 132, 132 * 64 * KIB)
     assert found == pytest.approx(hbm - simulated) and 1000 < found < 3000
@@ -77,7 +77,7 @@ def test_it_is_added_once(batch: int) -> None:
     pipeline = WarpgroupPipeline(head_dim=64, tile_n=64)
     num_bytes = batch * 512 * 4 * 64 * 2
     late = first_round_cycles(plan_of(pipeline, H200), MACHINE, 16 * batch, num_bytes)
-    assert late_of(problem, pipeline) == pytest.approx(late) and late > 500
+    assert late_of(problem, pipeline) == pytest.approx(late) and late > 400
 
 
 def test_not_where_it_is_not_known() -> None:

@@ -236,7 +236,8 @@ def test_more_warpgroups_hide_latency(overlap: bool, head_dim: int) -> None:
 @FEW
 @given(st.integers(1, 6), st.integers(1, 8), st.sampled_from((64, 128)))
 def test_the_next_work_tile_begins_beside_an_output(tiles: int, steps: int, tile_n: int) -> None:
-    """Ahead, a CTA with several work tiles needs less time; one with a single tile as much."""
+    """Ahead, a CTA with several work tiles needs less time; one with a single tile about as much:
+    with another place for Q, L2 does not fetch it early."""
     times = {}
     for ahead in (False, True):
         pipeline = WarpgroupPipeline(
@@ -245,7 +246,7 @@ def test_the_next_work_tile_begins_beside_an_output(tiles: int, steps: int, tile
         runner = make_runner(warpgroup_plan(pipeline, H200.gpu), H200, Simulation())
         times[ahead] = runner.run(np.array([[steps, 1, steps - 1]] * tiles)).cycles
     if tiles == 1:
-        assert times[True] == pytest.approx(times[False], rel=1e-9)
+        assert times[True] == pytest.approx(times[False], rel=0.06)
     else:
         assert times[True] < times[False]
 
@@ -289,7 +290,9 @@ def test_warpgroups_pass_over_tiles(consumers: int, overlap: bool) -> None:
     some = np.array([[9, 3, 6, *np.ravel(own)]] * 2)
     runs = [engine.execute(code, trips, log=True) for trips in (none, some)]
     assert runs[1].end < runs[0].end or not overlap  # serially, turns may come at worse moments
-    assert (runs[1].busy <= runs[0].busy).all()
+    # But where work takes longer beside products: how much of it is, is another matter.
+    alone = np.setdiff1d(np.arange(len(code.unit_names)), code.work_units[code.work_stretch > 0])
+    assert alone.size and (runs[1].busy <= runs[0].busy)[alone].all()
     shared = [plan.signals[signal].kind != "products" for signal in code.arriver_signal]
     assert np.array_equal(runs[1].arrivals[shared], runs[0].arrivals[shared])
     plain = engine_python.execute(code, some)

@@ -17,6 +17,7 @@ from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import passes_tiles
 from fa4.sm90.forward import fragment, held, narrow
 from fa4.sm90.forward.held import meet_warpgroup
+from fa4.sm90.forward.load import query_ring
 from fa4.sm90.forward.output import OutputTile, close, finish, share
 from fa4.sm90.forward.places import HeldPlaces
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
@@ -101,7 +102,7 @@ def work_through(
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     spec: cutlass.Constexpr = problem.spec
     index = first_work(problem)
-    queries, keys, values = (signals.ring(name) for name in "qkv")
+    queries, keys, values = query_ring(spec), signals.ring("k"), signals.ring("v")
     queue = work.queue
     if cutlass.const_expr(spec.takes_turns):  # noqa: SIM102
         if work.number == spec.consumers - 1:
@@ -194,7 +195,7 @@ def begin(
             number -= 1
             keys, values = pass_over(signals, work, keys, values)
     if exists:
-        signals.wait("q_full", queries)
+        signals.wait("q_full" if spec.straddles else "q#_full", queries)
         if cutlass.const_expr(spec.overlap):
             signals.wait("k_full", keys)
     if cutlass.const_expr(spec.overlap):
