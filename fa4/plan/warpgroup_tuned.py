@@ -115,12 +115,16 @@ class TileChoice(NamedTuple):
     sms: int
 
     def pipeline(self) -> WarpgroupPipeline:
-        """Work tiles that differ are drawn from a queue if SMs have several, else have CTAs."""
+        """Work tiles that differ are drawn from a queue if SMs have several, else have CTAs.
+
+        So have those of a call in which no SM has a second one to prepare for.
+        """
         found = self.fitting
         if self.splits > 1:
             found = replace(found, num_splits=self.splits, ahead=False, direct=False)
         if not self.problem.uneven:
-            return found
+            alone = self.splits == 1 and work_tiles(found.consumers, self.problem) <= self.sms
+            return replace(found, scheduler="naive", ahead=False) if alone else found
         drawn = draws(self.problem, found.consumers, self.sms, self.splits)
         if drawn and not self.tile.alone:
             return replace(found, scheduler="queue")
