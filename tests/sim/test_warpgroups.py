@@ -251,6 +251,24 @@ def test_the_next_work_tile_begins_beside_an_output(tiles: int, steps: int, tile
         assert times[True] < times[False]
 
 
+@FEW
+@given(st.sampled_from((64, 128, 200, 256)), st.sampled_from((2, 3)), st.booleans())
+def test_the_first_warpgroup_begins_when_its_own_rows_are_there(
+    head_dim: int, consumers: int, overlap: bool
+) -> None:
+    """Its first product starts before the last rows of Q are in shared memory, the others' behind
+    their own."""
+    pipeline = WarpgroupPipeline(head_dim=head_dim, tile_n=48, consumers=consumers, overlap=overlap,
+                                 ping_pong=False, scheduler="naive")  # fmt: skip
+    problem = Problem(batch=1, seqlen_q=192, seqlen_k=96, heads_q=1, heads_k=1, head_dim=head_dim)
+    (cta,) = record(problem, pipeline, H200, kv_tiles=2).ctas
+    events = cta.events
+    loaded = [next(e.done for e in events if e.what == f"load q{i}") for i in range(consumers)]
+    begun = [next(e.start for e in events if e.what == f"QK{i}") for i in range(consumers)]
+    assert loaded == sorted(loaded) and begun[0] < loaded[-1]
+    assert all(begin >= load for begin, load in zip(begun, loaded, strict=True))
+
+
 RATES = st.floats(0.0, 1.0)
 
 

@@ -164,6 +164,17 @@ def test_products_are_the_plans(traced: Traced) -> None:
     assert shapes == {str(spec.tile_n), str(spec.pipeline.head_dim_v)}
 
 
+def test_l2_fetches_what_has_no_place_yet(traced: Traced) -> None:
+    """Q of the next work tile, and nothing else, where a CTA has one place for Q that no O lies
+    over: a box for each warpgroup's rows and run of 128 bytes."""
+    spec, plan = traced.spec, traced.spec.plan
+    found = traced.ptx.count("cp.async.bulk.prefetch.tensor")
+    over = any(buffer.name == "o" and buffer.overlaps for buffer in plan.buffers)
+    several = spec.scheduler in ("static", "queue")
+    assert (found > 0) == (several and plan.buffer("q").stages == 1 and not over)
+    assert found <= spec.consumers * -(-spec.tile_columns[0] * spec.element_bytes // 128)
+
+
 def test_spills_are_seen() -> None:
     """Three warpgroups with 112 keys at head dim 128 do not fit their registers."""
     spec = WarpgroupSpec(head_dim=128, head_dim_v=128, consumers=3, tile_n=112)
