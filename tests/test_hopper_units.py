@@ -23,7 +23,7 @@ from lab.hardware.hopper_units.figures import STARTS, STEPS, figures, parse, rep
 from lab.hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
 from lab.hardware.hopper_units.products import WIDTHS, header
 from lab.pages.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
-from lab.records import record_path
+from lab.records import read_record, record_path
 
 # As it is read: without the markers of numbers.
 DOCUMENT = re.sub(r"<!--=.*?-->", "", PAGE.read_text(encoding="utf-8"))
@@ -247,6 +247,28 @@ def test_all_that_begin_at_once_have_less_of_device_memory() -> None:
         for less, more in ((32 << 10, 96 << 10), (16 << 10, 128 << 10))
     ]
     assert ends == pytest.approx(HopperCosts.intervals()["first_round_share"], abs=0.01)
+
+
+def test_copies_have_less_of_device_memory_than_reads() -> None:
+    """The share by the two copies that were timed beside the kernels around a backward pass."""
+    timed = read_record("backward_hopper")["timed"].values()
+    shares = sorted(one["copy_gb_per_s"] * 1e9 / H200.hbm_bytes_per_s for one in timed)
+    assert shares == pytest.approx(HopperCosts.intervals()["hbm_copy_efficiency"], abs=0.001)
+    assert shares[0] < HopperCosts().hbm_copy_efficiency < shares[-1]
+    assert shares[-1] < HopperCosts().hbm_efficiency
+
+
+def test_sums_into_l2() -> None:
+    """All SMs at once have the rate, in pieces of any size; one alone the latency."""
+    found = {name: x for name, x in figures().items() if re.match("sum .*in L2", name)}
+    ends = [x.interval for name, x in found.items() if name.endswith("132 SMs, rate")]
+    least, most = HopperCosts.intervals()["reduce_bytes_per_clk"]
+    assert ends and all(least <= low <= high <= most for low, high in ends)
+    assert least < HopperCosts().reduce_bytes_per_clk < most
+    for size in (4, 16, 32):
+        case = f"sum of ones in L2/{size} KiB, 1 SM"
+        waited = found[f"{case}, until written"].value - size * 1024 / 25.6
+        assert waited == pytest.approx(HopperCosts().reduce_latency_cycles, abs=2)
 
 
 def test_a_line_of_a_program_becomes_a_figure() -> None:

@@ -139,6 +139,7 @@ class CostTable(SourcedFigures):
     hbm_efficiency: float = figure(
         0.88, "copies and TMA reads of 6.95-7.26 TB/s of 8: TileSight, SemiAnalysis"
     )
+    hbm_copy_efficiency: float = figure(0.88, "the same: copies are among them")
     exp_issue_slots: float = figure(
         3.0,
         "issue slots that an exponential takes from the other pipes where an SM has 16 a cycle, in "
@@ -231,6 +232,8 @@ class HopperCosts(CostTable):
     tma_store_latency_cycles: float = _measured(80.0, "80 + bytes / 32, one SM")
     tma_store_bytes_per_clk: float = _measured(19.5, "all SMs store to L2; one alone 32")
     tma_issue_cycles: float = _measured(56.5, "one load, whatever its size")
+    reduce_bytes_per_clk: float = _measured(15.8, "all SMs add to L2; one alone 25.6", (15.6, 16.0))
+    reduce_latency_cycles: float = _measured(123.0, "123 + bytes / 25.6, one SM adds to L2")
     dsmem_latency_cycles: float = _measured(193.0, "ld.shared::cluster")
     dsmem_bytes_per_clk: float = _measured(20.0, "bulk copy to the peer")
     mbarrier_wait_cycles: float = _measured(45.8, "try_wait on a completed phase")
@@ -245,6 +248,10 @@ class HopperCosts(CostTable):
     fetch_stall_cycles: float = figure(0.5, "per instruction and further warpgroup of the SM")
     hbm_latency_cycles: float = figure(573.0, "490 near and 655 far: Fan et al.")
     hbm_efficiency: float = _measured(0.955, "a stream of 4 GiB read at 4.586 TB/s")
+    hbm_copy_efficiency: float = _measured(
+        0.84, "torch's copy beside the kernels around a backward pass, 4.00 and 4.07 TB/s",
+        (0.834, 0.848),
+    )  # fmt: skip
     hbm_queue_share: float = _measured(
         0.4,
         "CTAs out of step load 96 KiB: 0.24 to 1.07 with 36% to 64% of HBM's rate in use",
@@ -273,6 +280,9 @@ class H100Costs(TakenOver, HopperCosts):
         0.84,
         "2.8 TB/s of 3.35 loaded, one report (mikamirai.com, 2026); HBM3e of an H200: 0.955",
         (0.84, 0.955),
+    )
+    hbm_copy_efficiency: float = figure(
+        0.74, "as an H200's copies to its reads: 0.88 of 0.84, not measured", (0.74, 0.848)
     )
 
 

@@ -37,8 +37,8 @@ UNIT_RATES: Mapping[str, tuple[str, ...]] = {
     "l2": ("gpu.l2_bytes_per_s",),
     "hbm": ("gpu.hbm_bytes_per_s",),
 }
-# hbm_efficiency only ever stands beside hbm_bytes_per_s; the clock is the unit of all cycles.
-LEFT_OUT = frozenset({"costs.hbm_efficiency", "costs.sustained_clock"})
+# Shares of hbm_bytes_per_s only ever stand beside it; the clock is the unit of all cycles.
+LEFT_OUT = frozenset({"costs.hbm_efficiency", "costs.hbm_copy_efficiency", "costs.sustained_clock"})
 # What is part of two units: not counted in the sum again.
 COUNTED_TWICE = frozenset({"vector_efficiency"})
 RATES = ("_per_clk", "_per_s", "efficiency")  # ends of the names of what is better when larger

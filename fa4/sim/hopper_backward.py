@@ -103,13 +103,16 @@ def predict_hopper_backward(
     mains_of = design_of(chosen).mains
     assert mains_of is not None  # of both designs
     before, mains, after = mains_of(problem, chosen, machine.gpu, lengths)
-    found, clocks = [_of_memory("preprocess", before, machine)], []
+    reading, copying = machine.costs.hbm_efficiency, machine.costs.hbm_copy_efficiency
+    # Before the narrow kernels sums are set to zero; before the wide ones little is written.
+    clearing = copying if isinstance(chosen, WarpgroupBackwardPipeline) else reading
+    found, clocks = [_of_memory("preprocess", before, machine, clearing)], []
     for main in mains:
         kernel, clock_hz = _simulated(main, problem, chosen, machine)
         found.append(kernel)
         clocks.append(clock_hz)
     if after:
-        found.append(_of_memory("postprocess", after, machine))
+        found.append(_of_memory("postprocess", after, machine, copying))
     seconds = sum(kernel.seconds for kernel in found)
     parts = [problem]
     if lengths is not None:
@@ -140,7 +143,7 @@ def _simulated(
         run = hand_out(runner, main.tiles, slots, costs.cta_start_cycles)
     clock_hz = machine.clock_under(tensor_share(runner, run))
     cycles = max(run.cycles, 1.0)
-    memory = _of_memory(main.name, main.num_bytes, machine)
+    memory = _of_memory(main.name, main.num_bytes, machine, costs.hbm_efficiency)
     seconds = max(run.cycles / clock_hz, memory.hbm_seconds) + costs.launch_ns * 1e-9
     busy = {
         name: float(x) / cycles for name, x in zip(runner.code.unit_names, run.busy, strict=True)
@@ -148,8 +151,8 @@ def _simulated(
     return replace(memory, cycles=run.cycles, seconds=seconds, unit_busy=busy), clock_hz
 
 
-def _of_memory(name: str, num_bytes: int, machine: Machine) -> GradientKernel:
-    """A kernel that takes as long as its bytes."""
-    hbm = num_bytes / (machine.costs.hbm_efficiency * machine.gpu.hbm_bytes_per_s)
+def _of_memory(name: str, num_bytes: int, machine: Machine, efficiency: float) -> GradientKernel:
+    """A kernel that takes as long as its bytes; efficiency: of HBM's rate."""
+    hbm = num_bytes / (efficiency * machine.gpu.hbm_bytes_per_s)
     seconds = hbm + machine.costs.launch_ns * 1e-9
     return GradientKernel(name=name, cycles=0.0, seconds=seconds, hbm_seconds=hbm, unit_busy={})

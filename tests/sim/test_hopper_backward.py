@@ -9,6 +9,7 @@ import pytest
 
 from fa4 import cli
 from fa4.config import Problem
+from fa4.designs import design_of
 from fa4.designs.tiles import Lengths
 from fa4.hardware import H200
 from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline
@@ -44,6 +45,22 @@ def test_the_pipeline_is_the_kernels(dims: tuple[int, int], causal: bool) -> Non
         assert backward_pipeline(problem, H200, deterministic=True) == fixed.pipeline
         packed = replace(fixed, packed_q=True, packed_k=True)
         assert backward_pipeline(problem, H200, deterministic=True, ragged=True) == packed.pipeline
+
+
+@pytest.mark.parametrize(("head_dim", "shares"), [(64, (0.84, 0.84)), (128, (0.84, 0.84)),
+                                                  (200, (0.955,))])  # fmt: skip
+def test_kernels_around_the_main_one_copy_or_read(head_dim: int, shares: tuple[float, ...]) -> None:
+    """Seconds of their bytes at the rate of copies where they write about as much as they read."""
+    problem = replace(SMALL, head_dim=head_dim, heads_k=8)
+    pipeline = backward_pipeline(problem, H200)
+    mains_of = design_of(pipeline).mains
+    assert mains_of is not None
+    before, _, after = mains_of(problem, pipeline, H200, None)
+    found = predict_hopper_backward(problem, MACHINE).kernels
+    around = [kernel for kernel in found if kernel.name in ("preprocess", "postprocess")]
+    assert [kernel.hbm_seconds * H200.hbm_bytes_per_s for kernel in around] == pytest.approx(
+        [x / share for x, share in zip((before, after), shares, strict=False)]
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
