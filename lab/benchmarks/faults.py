@@ -83,7 +83,7 @@ _COMMIT = (
 )
 _WAIT = "mbarrier.try_wait.parity.shared.b64 P1, [{}], {}, 10000000"
 WHY: dict[tuple[str, str], str] = {
-    ("wait removed", _WAIT.format("%r88", "%r89")): _STATS,
+    ("wait removed", _WAIT.format("%r89", "%r90")): _STATS,
     ("wait removed", _WAIT.format("%r129", "%r130")): _STATS,
     ("wait removed", _WAIT.format("%r131", "%r132")): _PAIR_STATS,
     ("wait removed", _WAIT.format("%r242", "0")): _FIRST_S_READ,
@@ -97,7 +97,7 @@ WHY: dict[tuple[str, str], str] = {
     "copy the same row statistics, each the other's; a copy counts its bytes where it goes to",
     (
         "barrier removed",
-        "bar.sync %r31, 256",
+        "bar.sync %r29, 256",
     ): "a turn at the tensor core orders nothing in memory: "
     "without it the warpgroups' products come in another order, which costs time",
     (
