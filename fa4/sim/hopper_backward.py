@@ -104,9 +104,8 @@ def predict_hopper_backward(
     assert mains_of is not None  # of both designs
     before, mains, after = mains_of(problem, chosen, machine.gpu, lengths)
     reading, copying = machine.costs.hbm_efficiency, machine.costs.hbm_copy_efficiency
-    # Before the narrow kernels sums are set to zero; before the wide ones little is written.
-    clearing = copying if isinstance(chosen, WarpgroupBackwardPipeline) else reading
-    found, clocks = [_of_memory("preprocess", before, machine, clearing)], []
+    # Sums that a kernel behind reads are set to zero by the one before, which writes little else.
+    found, clocks = [_of_memory("preprocess", before, machine, copying if after else reading)], []
     for main in mains:
         kernel, clock_hz = _simulated(main, problem, chosen, machine)
         found.append(kernel)
