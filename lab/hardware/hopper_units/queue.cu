@@ -87,7 +87,7 @@ void queue_case(int groups, int later) {
 template <int WIDTH, bool REGISTERS>
 void queue_cases() {
   queue_case<WIDTH, REGISTERS>(1, 0);
-  for (int later : {0, 60, 300, 700}) queue_case<WIDTH, REGISTERS>(2, later);
+  for (int later : {0, 60}) queue_case<WIDTH, REGISTERS>(2, later);  // of more, the first one begins later, too
 }
 
 int main() {
