@@ -3,9 +3,10 @@
     python3 -m lab.hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
     python -m lab.hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
 
-Kernels are compiled in parallel first; each is checked on small calls, then timed at three lengths
-in bursts that take turns with the other tiles of its head dims. A line of results per kernel, as
-soon as it is there; a kernel that hangs ends the program.
+Kernels are compiled in parallel first; each is checked on small calls, then timed in bursts that
+take turns with the other tiles of its head dims: in calls of many waves of CTAs, and in calls that
+give each SM one work tile, which have kernels of their own. A line of results per kernel, as soon
+as it is there; a kernel that hangs ends the program.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fa4.config import WarpgroupPipeline
+from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
 from fa4.hardware import H200
 from fa4.plan.warpgroup import output_over_queries, warpgroup_plan
 from lab.hardware.warpgroup_forward.measure import (
@@ -42,10 +42,7 @@ DIMS = ((136, 136), (128, 128), (72, 72), (152, 152), (256, 256), (168, 168), (6
         (104, 104), (224, 224), (120, 120), (96, 96), (56, 56), (144, 144), (160, 160), (176, 176),
         (208, 208), (240, 240), (80, 80), (112, 112), (128, 96), (96, 64), (48, 48),
         (32, 32))  # fmt: skip
-# Of these, under a mask, also CTAs that do not draw their work tiles.
-STRIDING_DIMS = (64, 128, 136, 256)
-# Tokens, batch, heads.
-LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16), (12001, 1, 16))
+TURNS_UP_TO = 128  # of a head dim: in 12 drawn calls of wider ones turns were no gain
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
 MOST_KEYS = {1: 128, 2: 192, 3: 192}
@@ -54,9 +51,25 @@ RUN_COLUMNS = (64, 32)  # of a row, that lie together in shared memory
 ROUNDS, BURST_MS, PAUSE_S = 3, 1.0, 0.006
 COLUMNS = (
     "head_dim", "head_dim_v", "columns", "direct", "causal", "consumers", "tile_n", "kv_stages",
-    "ping_pong", "ahead", "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds",
-    "tflops", "clock_mhz", "power_w",
+    "ping_pong", "ahead", "scheduler", "frame_bytes", "rows", "keys", "batch", "heads",
+    "microseconds", "tflops", "clock_mhz", "power_w",
 )  # fmt: skip
+
+
+class Timed(NamedTuple):
+    """A call: rows and keys of a sequence, sequences, heads."""
+
+    rows: int
+    keys: int
+    batch: int
+    heads: int
+
+
+MANY_WAVES = (Timed(333, 333, 37, 16), Timed(1111, 1111, 11, 16), Timed(4321, 4321, 3, 16),
+              Timed(12001, 12001, 1, 16))  # fmt: skip
+# Rows and keys of the calls in which each SM has one work tile; the heads are what fills the SMs.
+ONE_WAVE = ((1400, 1400), (760, 5000), (380, 18000))
+EACH_A_CTA = ("naive", "lpt")  # schedulers: a work tile has a CTA
 
 
 class Class(NamedTuple):
@@ -103,42 +116,45 @@ def stages_of(
     return 0
 
 
-def variants(one: Class, *, queue: bool = True) -> Iterator[dict[str, Any]]:
+def variants(one: Class) -> Iterator[dict[str, Any]]:
     """Fields of specs: of each number of warpgroups the widest tiles, with O from registers or by
-    way of shared memory."""
+    way of shared memory; of those from registers also with a CTA for each work tile, and turns."""
     ways = (True, False) if one.head_dim_v % 16 == 0 else (True,)
+    striding, each = ("queue", "lpt") if one.causal else ("static", "naive")
     for columns, consumers, direct in product(columns_of(one), (3, 2, 1), ways):
-        if consumers == 1 and not (direct and columns == next(columns_of(one))):
+        first = direct and columns == next(columns_of(one))
+        if consumers == 1 and not first:
             continue
         sizes = {n: found for n in range(FEWEST_KEYS[consumers], MOST_KEYS[consumers] + 1, 16)
                  if (found := stages_of(one, columns, consumers, n, direct=direct))}  # fmt: skip
         widest = max(sizes, default=0)
         share = SMALLER[consumers] if direct else 1.0
         small = max((n for n in sizes if n <= share * widest), default=0)
+        turns = first and consumers > 1 and max(one.head_dim, one.head_dim_v) <= TURNS_UP_TO
         for tile_n in dict.fromkeys(n for n in (widest, small) if n):
-            base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": False,
-                    "columns": columns, "direct": direct, "kv_stages": sizes[tile_n]}  # fmt: skip
-            ahead = consumers > 1
-            if not one.causal:
-                yield {**base, "ahead": ahead, "scheduler": "static"}
-                continue
-            if queue:
-                yield {**base, "ahead": ahead, "scheduler": "queue"}
-            if strides(one):
-                yield {**base, "ahead": ahead, "scheduler": "snake"}
-            if tile_n == widest and direct:
-                yield {**base, "ahead": False, "scheduler": "lpt"}
+            base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "columns": columns,
+                    "direct": direct, "kv_stages": sizes[tile_n]}  # fmt: skip
+            for ping_pong in (False, True) if turns else (False,):
+                yield {**base, "ahead": consumers > 1, "scheduler": striding,
+                       "ping_pong": ping_pong}  # fmt: skip
+                if first:
+                    yield {**base, "ahead": False, "scheduler": each, "ping_pong": ping_pong}
 
 
-def strides(one: Class) -> bool:
-    """Are all ways to come by work tiles measured, or the fastest ones alone?"""
-    return one.head_dim == one.head_dim_v and one.head_dim in STRIDING_DIMS
+def calls_of(fields: dict[str, Any]) -> Iterator[Timed]:
+    """That a kernel is timed in."""
+    if fields["scheduler"] != "naive":
+        yield from MANY_WAVES
+    if fields["scheduler"] in EACH_A_CTA:
+        for rows, keys in ONE_WAVE:
+            blocks = -(-rows // (WARPGROUP_ROWS * fields["consumers"]))
+            yield Timed(rows, keys, 1, H200.sm_count // blocks)
 
 
-def flops(one: Class, length: int, batch: int, heads: int) -> float:
-    """Of both products; of the visible half where causal."""
-    pairs = length**2 / (2 if one.causal else 1)
-    return 2.0 * batch * heads * pairs * (one.head_dim + one.head_dim_v)
+def flops(one: Class, call: Timed) -> float:
+    """Of both products; of the visible part where causal."""
+    pairs = call.rows * (call.keys - (call.rows / 2 if one.causal else 0))
+    return 2.0 * call.batch * call.heads * pairs * (one.head_dim + one.head_dim_v)
 
 
 def measure_class(
@@ -160,37 +176,37 @@ def measure_class(
             good.append((fields, kernel))
         else:
             yield {**fields, "error": f"wrong: {found}"}
-    for length, batch, heads in LENGTHS if good else ():
-        given = Inputs(good[0][1].spec, batch, length, length, heads)
-        times: list[list[float]] = [[] for _ in good]
+    for call in dict.fromkeys(call for fields, _ in good for call in calls_of(fields)):
+        timed = [(fields, kernel) for fields, kernel in good if call in calls_of(fields)]
+        inputs = Inputs(timed[0][1].spec, call.batch, call.rows, call.keys, call.heads)
+        times: list[list[float]] = [[] for _ in timed]
         state: list[tuple[int, float]] = []
         for turn in range(ROUNDS):
-            for number, (fields, kernel) in enumerate(good):
-                watchdog.alive(f"time {length} {fields}")
+            for number, (fields, kernel) in enumerate(timed):
+                watchdog.alive(f"time {call} {fields}")
                 calls = 1
                 if turn:
                     calls = max(1, min(20, round(BURST_MS / times[number][0])))
                     time.sleep(PAUSE_S)
-                times[number].append(burst_ms(lambda k=kernel, x=given: x.launch(k), calls))
+                times[number].append(burst_ms(lambda k=kernel, x=inputs: x.launch(k), calls))
             state.append(meter.read())
-        for (fields, kernel), ms in zip(good, times, strict=True):
+        for (fields, kernel), ms in zip(timed, times, strict=True):
             best = statistics.median(ms[1:]) if len(ms) > 1 else ms[0]
             yield {
-                **fields, "frame_bytes": frame_bytes(kernel), "seqlen": length, "batch": batch,
-                "heads": heads, "microseconds": round(best * 1e3, 1),
-                "tflops": round(flops(one, length, batch, heads) / best / 1e9, 1),
+                **fields, "frame_bytes": frame_bytes(kernel), **call._asdict(),
+                "microseconds": round(best * 1e3, 1),
+                "tflops": round(flops(one, call) / best / 1e9, 1),
                 "clock_mhz": state[-1][0], "power_w": round(state[-1][1]),
             }  # fmt: skip
 
 
-def run(results: Path, seconds: float, processes: int, queue: bool) -> None:
+def run(results: Path, seconds: float, processes: int) -> None:
     """Compile all, then measure class after class until the time is over."""
-    variants_of = partial(variants, queue=queue)
     from fa4.compiled.artifact import from_bytes
 
     begun = time.monotonic()
     items = [(str(n), fields) for n, (_, fields) in enumerate(
-        (one, fields) for one in classes() for fields in variants_of(one))]  # fmt: skip
+        (one, fields) for one in classes() for fields in variants(one))]  # fmt: skip
     print(f"{len(items)} kernels", flush=True)
     by_name = dict(items)
     watchdog: Watchdog | None = None
@@ -199,7 +215,7 @@ def run(results: Path, seconds: float, processes: int, queue: bool) -> None:
         meter = Meter()
         for one in classes():
             kernels = []
-            for _ in variants_of(one):
+            for _ in variants(one):
                 name, data, why = next(made)
                 if data:
                     kernels.append((by_name[name], from_bytes(data, make_spec(by_name[name]))))
@@ -211,7 +227,7 @@ def run(results: Path, seconds: float, processes: int, queue: bool) -> None:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
             file.flush()
-            long = [row for row in rows if row.get("seqlen") == LENGTHS[-1][0]]
+            long = [row for row in rows if row.get("rows") == MANY_WAVES[-1].rows]
             best = sorted(long, key=lambda row: -row["tflops"])[:4]
             told = [f"{x['consumers']}x{x['tile_n']}{'a' * x.get('ahead', False)} {x['tflops']:.0f}"
                     for x in best]  # fmt: skip
@@ -242,14 +258,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--no-queue", action="store_true", help="no work tiles that are drawn")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", type=Path, help="write this CSV instead of measuring")
     given = parser.parse_args()
     if given.table:
         table(given.results, given.table)
     else:
-        run(given.results, given.seconds, given.processes, not given.no_queue)
+        run(given.results, given.seconds, given.processes)
 
 
 if __name__ == "__main__":
