@@ -21,7 +21,8 @@ class WarpgroupTile(NamedTuple):
     start: what a work tile costs beside its keys, in keys. turns: the warpgroups take turns at the
     tensor core. ahead: a CTA that has another work tile starts that one's first S before it stores
     this one's O. promote, direct: as of `WarpgroupPipeline`. columns: of how many the rows of Q and
-    K, and of V, in shared memory are a multiple. alone: under a mask, each work tile has a CTA.
+    K, and of V, in shared memory are a multiple. alone: each work tile has a CTA.
+    one_wave: of calls in which no SM has a second work tile, of all others; None: of all.
     """
 
     consumers: int
@@ -35,6 +36,7 @@ class WarpgroupTile(NamedTuple):
     columns: int = 32
     direct: bool = False
     alone: bool = False
+    one_wave: bool | None = None
 
 
 TileClass = tuple[int, int, bool]  # d, dv, is there a mask?
@@ -54,6 +56,7 @@ def measured_rates() -> Mapping[TileClass, tuple[WarpgroupTile, ...]]:
                     start=float(row["start"]), turns=row["turns"] == "1",
                     ahead=row["ahead"] == "1", columns=int(row["columns"]),
                     direct=row["direct"] == "1", alone=row["alone"] == "1",
+                    one_wave=row["one_wave"] == "1",
                 )
             )  # fmt: skip
     return {one: tuple(tiles) for one, tiles in found.items()}

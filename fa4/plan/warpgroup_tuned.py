@@ -138,7 +138,10 @@ def choices(problem: WarpgroupProblem, gpu: Gpu) -> Iterator[TileChoice]:
         one = replace(problem, packings=(packed,))
         for tile, pipeline in _of_any_width(one, gpu):
             for splits in _divisions(tile, one, sms):
-                yield TileChoice(_cost(tile, one, sms, splits), one, tile, pipeline, splits, sms)
+                one_wave = splits > 1 or work_tiles(tile.consumers, one) <= sms
+                if tile.one_wave in (None, one_wave):
+                    cost = _cost(tile, one, sms, splits)
+                    yield TileChoice(cost, one, tile, pipeline, splits, sms)
 
 
 def draws(problem: WarpgroupProblem, consumers: int, sms: int, splits: int) -> bool:

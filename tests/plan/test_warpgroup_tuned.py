@@ -207,3 +207,30 @@ def test_predictions_are_of_the_kernel_that_a_call_gets(
     if found.scheduler == "queue":
         found = replace(found, ahead=False)
     assert choose(problem, H200) == found
+
+
+@given(
+    DIMS, st.integers(1, 9000), st.integers(1, 40), st.integers(1, 5), st.booleans(),
+    st.sampled_from((0, 1)),
+)  # fmt: skip
+def test_calls_of_one_wave_take_what_was_timed_in_one(d, rows, heads, batch, masked, splits):
+    """So do divided keys, whose CTAs have one work tile each; 8-bit types have one table for all."""
+    given = problem(head_dim=d, head_dim_v=d, rows=rows, keys=rows, heads=heads, kv_heads=heads,
+                    batch=batch, masked=masked, num_splits=splits)  # fmt: skip
+    for one in choices(given, H200):
+        alone = one.splits > 1 or work_tiles(one.tile.consumers, given) <= H200.sm_count
+        assert one.tile.one_wave == alone
+    narrow = replace(given, element_bytes=1)
+    assert {one.tile.one_wave for one in choices(narrow, H200)} == {None}
+
+
+def test_narrow_heads_take_turns_in_one_wave() -> None:
+    """Of narrow heads a bad order of warpgroups lasts as long as the call; of wide ones there is
+    none, and turns cost time."""
+    sizes = {"rows": 583, "keys": 6927, "queries": 583, "batch": 2, "heads": 16}
+    for dim, turns in ((40, True), (64, True), (256, False)):
+        for masked in (False, True):
+            one = problem(**sizes, head_dim=dim, head_dim_v=dim, masked=masked)
+            assert tuned_warpgroups(one, H200).takes_turns == turns
+            many = problem(**{**sizes, "heads": 160}, head_dim=dim, head_dim_v=dim, masked=masked)
+            assert not tuned_warpgroups(many, H200).takes_turns
