@@ -214,7 +214,7 @@ def test_predictions_are_of_the_kernel_that_a_call_gets(
     st.sampled_from((0, 1)),
 )  # fmt: skip
 def test_calls_of_one_wave_take_what_was_timed_in_one(d, rows, heads, batch, masked, splits):
-    """So do divided keys, whose CTAs have one work tile each; 8-bit types have one table for all."""
+    """So do divided keys, whose CTAs have one work tile; 8-bit types have one table for all."""
     given = problem(head_dim=d, head_dim_v=d, rows=rows, keys=rows, heads=heads, kv_heads=heads,
                     batch=batch, masked=masked, num_splits=splits)  # fmt: skip
     for one in choices(given, H200):
