@@ -11,7 +11,14 @@ from fa4.hardware import H200
 from fa4.plan.warpgroup_lengths import busiest, keys_of_blocks
 from fa4.plan.warpgroup_rates import RATES_FILE
 from fa4.plan.warpgroup_tuned import QUEUE_SECONDS
-from lab.hardware.warpgroup_forward.tile_rates import Rate, fit, kept, rates_of, table
+from lab.hardware.warpgroup_forward.tile_rates import (
+    CALL_SECONDS,
+    Rate,
+    fit,
+    kept,
+    rates_of,
+    table,
+)
 
 Row = dict[str, str]
 ROOT = Path(__file__).parents[2]
@@ -26,7 +33,7 @@ def rows(rate: float, start: float, causal: int, noise: float = 0.0, **changes: 
         lengths = keys_of_blocks(length, 128, 80, length, length, window)
         keys = busiest(lengths + start, batch * heads, H200.sm_count)
         seconds = 4 * 96 * 128 * keys * H200.sm_count / rate / 1e12 * (1 + noise * (-1) ** n)
-        seconds += QUEUE_SECONDS * causal
+        seconds += QUEUE_SECONDS * causal + CALL_SECONDS
         found.append(
             {"head_dim": "96", "head_dim_v": "96", "causal": str(causal), "consumers": "2",
              "tile_n": "80", "kv_stages": "2", "ping_pong": "0", "ahead": "1", "columns": "96 96",
