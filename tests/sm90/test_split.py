@@ -65,9 +65,7 @@ def test_heads_of_any_group_are_packed(rows: int, heads: tuple[int, int], group:
 def test_packing_takes_least_time() -> None:
     """By the costs of tiles: all of the group, equal parts of it, or none."""
 
-    def group_of(
-        rows: int, heads: tuple[int, int], pack: bool | None = None, dim: int = 64
-    ) -> int:
+    def group_of(rows: int, heads: tuple[int, int], pack: bool | None = None, dim: int = 64) -> int:
         call = ForwardCall(
             dtype="bf16",
             head_dim=dim,

@@ -36,8 +36,8 @@ KEYS = (256, 512, 1024, 2048, 4096, 8192, 32768)  # for which a tile must be the
 LONG = 4000  # keys of which a tile must have been measured
 MOST_START, NEAR = 600.0, 1.002  # in keys; a tile so near to the fastest is not another one
 # What a call takes beside its work tiles, whatever these are: the launch, the first loads from
-# memory. By hopper_tiles.csv: of one warpgroup without a mask, whose rate is the same in one wave as
-# in many, a work tile seems to cost 3.2 us more in one.
+# memory. By hopper_tiles.csv: of one warpgroup without a mask, whose rate is the same in one wave
+# as in many, a work tile seems to cost 3.2 us more in one.
 CALL_SECONDS = 3e-6
 # A burst that took so many times as long as the others say is one that the host was late for.
 LATE = 1.4
