@@ -246,6 +246,9 @@ RECORDS = (
         modules=("lab.hardware.warpgroup_forward.tiles",), needs=GPU,
         tables=("lab/hardware/results/hopper_tiles.csv",),
     ),
+    _units(
+        "hopper_beside", "--only queue streams beside ", "queue", "streams", "beside", "boxes",
+    ),
     _units("hopper_starts", "--only starts energy ", "starts", "power"),
     _units("hopper_steps", "--only steps ", "steps", "wgmma", "softmax"),
     _confirmed(

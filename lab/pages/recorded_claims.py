@@ -273,6 +273,7 @@ def gpu_of(name: str) -> str:
 
 RESCALES = "rescales: times fewer with tau 8, scores of std "
 ATTENTION = "products of random numbers, softmax arithmetic, boxes from L2"
+LOAD = "beside/loads every 2048 cycles, sums {}, latency"
 STARTED = "start/384 threads, 16 KiB from L2, replaced"
 DETERMINISTIC = "deterministic backward's share of the speed, d128"
 LPT = "LPT over naive, causal"
@@ -433,6 +434,10 @@ RECORDED: dict[str, Callable[[], str]] = {
     ),
     "hopper_units: MHz, attention": lambda: f"{load(ATTENTION, 'burst_mhz'):.0f}",
     "hopper_units: MHz, attention at the limit": lambda: f"{load(ATTENTION, 'steady_mhz'):.0f}",
+    "hopper_beside: a load": lambda: f"{unit(LOAD.format('none'), 'hopper_beside'):.0f}",
+    "hopper_beside: a load behind a sum": lambda: (
+        f"{unit(LOAD.format('every 2048 cycles'), 'hopper_beside'):.0f}"
+    ),
     "hopper_starts: replaced": lambda: f"{unit(STARTED, 'hopper_starts'):.0f}",
     **ends("hopper_starts: set up", cta_set_up, ".0f"),
     "hopper_starts: W of zeros": lambda: f"{energy('products of zeros'):.0f}",

@@ -30,8 +30,8 @@ from lab.hardware.there import query
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
-# In runs of their own, "starts" with "energy": results/hopper_starts.json and hopper_steps.json. Of
-# the others no record is kept yet.
+# In runs of their own, "starts" with "energy": results/hopper_starts.json, hopper_steps.json and
+# hopper_beside.json.
 ALONE = ("starts", "steps", "queue", "streams", "beside")
 POWER = "power"  # the last: it heats the GPU
 LOADS = {"power": (), "energy": ("energy",)}  # arguments of that program, by what is measured
