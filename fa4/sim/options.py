@@ -367,9 +367,10 @@ def replaced(pipeline: Any, changes: Mapping[str, object], direction: str) -> An
 def _without_what_suits_the_tile(pipeline: Any) -> Any:
     """As the kernel of a forced tile: what was tuned beside another says nothing of it."""
     tuned = ("kv_stages", "ahead", "columns", "direct")
-    return replace(
-        pipeline, **{item.name: item.default for item in fields(pipeline) if item.name in tuned}
-    )
+    plain = {item.name: item.default for item in fields(pipeline) if item.name in tuned}
+    if getattr(pipeline, "ping_pong", None):
+        plain["ping_pong"] = False
+    return replace(pipeline, **plain)
 
 
 def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:

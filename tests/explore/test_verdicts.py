@@ -31,6 +31,8 @@ def plan_of(kernel: dict[str, Any]) -> PipelinePlan:
                 "causal": "yes" if kernel["causal"] else "no"}  # fmt: skip
     own = ("cta_group",) if kernel["machine"] == "b200" else ("tile_m", "tile_n", "ping_pong")
     settings |= {name: str(kernel[name]) for name in own}
+    if kernel["machine"] != "b200":  # nothing was removed of what draws work tiles
+        settings["scheduler"] = "lpt"
     request = build(settings)
     return designs.plan_of(request.pipeline, request.machine.gpu)
 

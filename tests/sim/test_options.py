@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fa4.config import BackwardPipeline, ForwardPipeline, WarpgroupPipeline
 from fa4.plan.warpgroup import warpgroup_plan
@@ -307,3 +309,18 @@ def test_a_forced_tile_keeps_what_is_asked_beside_it(first: str) -> None:
     assert build(asked | named).pipeline.kv_stages == 3
     assert build(asked | {"tile_n": "80"}).pipeline.kv_stages == 2
     assert build(asked | {"tile_m": "128", "tile_n": "128"}).predict().tflops > 0
+
+
+@given(
+    st.sampled_from([64, 128, 192]), st.sampled_from([40, 64, 96, 128, 256]),
+    st.sampled_from([512, 1024, 4096, 32768]), st.sampled_from(["yes", "no"]),
+)  # fmt: skip
+def test_a_forced_tile_takes_no_turns_of_another(
+    rows: int, head_dim: int, seqlen: int, causal: str
+) -> None:
+    """Of whatever size: turns were tuned beside the tile that is replaced. Asked for, they stay."""
+    settings = {"machine": "h200", "head_dim": head_dim, "seqlen": seqlen, "causal": causal,
+                "tile_m": rows, "tile_n": 48}  # fmt: skip
+    assert not build(settings).pipeline.takes_turns
+    if rows > 64:
+        assert build({**settings, "ping_pong": "yes"}).pipeline.takes_turns
