@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fa4.emulator.tools.redundancy import Orderings
 from tests.emulator.kernels import aligned, run_ptx
@@ -71,6 +73,9 @@ PASS = "setp.eq.u32 {}, 0, 0;"
     (COPIES, {"mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r20], 0;": PASS.format("%p5")},
      True),
     (COPIES, {"mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r20+8], 0;": PASS.format("%p4")},
+     True),  # either of the two waits
+    (COPIES, {"mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r20+8], 0;": PASS.format("%p4"),
+              "mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r20], 0;": PASS.format("%p5")},
      False),
     (COPIES, {"mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r20], 0;": PASS.format("%p3")},
      False),
@@ -131,3 +136,39 @@ def test_what_another_cluster_tells(old: str, new: str, same: bool) -> None:
             collect=True, events=found[-1], clusters_limit=1, resident_clusters=1,
         )  # fmt: skip
     assert found[0].same_as(found[1]) == same
+
+
+# What touches a kind of memory, in every thread or in the first; the mbarriers have places of
+# their own. Of a product: nothing that is told, it is its operands that it reads.
+ACCESSES = {
+    "shared write": ("shared", "st.shared.b32 [%a+1024], %r1;"),
+    "shared read": ("shared", "ld.shared.b32 %r2, [%b+1024];"),
+    "shared read of the first": ("shared", "@%p1 ld.shared.b32 %r2, [%r20+1024];"),
+    "global write": ("global", "st.global.b32 [%rd1], %r1;"),
+    "global read of the 33rd": ("global", "@%p2 ld.global.b32 %r2, [%rd1];"),
+    "arrival": ("mbarrier", "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r20];"),
+    "arrival of the 33rd": ("mbarrier", "@%p2 mbarrier.arrive.shared::cta.b64 _, [%r20];"),
+    "shuffle": ("nothing", "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;"),
+}
+
+
+def conflict(first: str, second: str) -> bool:
+    """Whether they touch the same kind of memory; a guard may hold for any lane of its warp."""
+    return ACCESSES[first][0] == ACCESSES[second][0] != "nothing"
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.sampled_from(sorted(ACCESSES)), max_size=2), min_size=2, max_size=4),
+       st.data())  # fmt: skip
+def test_a_barrier_is_needed_by_what_touches_the_same_kind_of_memory(parts, data) -> None:
+    """Between drawn accesses stand barriers; without one of them, those on both sides of it are in
+    no order."""
+    removed = data.draw(st.integers(0, len(parts) - 2))
+    texts = ["\n".join(ACCESSES[name][1] for name in part) for part in parts]
+    begin = START + "@%p1 mbarrier.init.shared::cta.b64 [%r20], 1000;\nbar.sync 0;\n"
+    whole = begin + "\nbar.sync 0;\n".join(texts)
+    # The line of the barrier stays, empty, so that lines name the same instructions.
+    at = [n for n, line in enumerate(whole.split("\n")) if line == "bar.sync 0;"][removed + 1]
+    without = "\n".join("" if n == at else line for n, line in enumerate(whole.split("\n")))
+    needed = any(conflict(a, b) for a in parts[removed] for b in parts[removed + 1])
+    assert orderings(whole).same_as(orderings(without)) == (not needed)

@@ -7,11 +7,14 @@
 
 An event is a memory access, an operation of an mbarrier or the start of an asynchronous operation;
 waits, barriers and fences are none, they only order events. For each event the vector clock of its
-warp tells which earlier events happened before it. Clocks count epochs, which depend on how much
-synchronisation there is; here they are translated into numbers of events. If two runs agree for all
-events, and in what every CTA knows of others' work when it exits, then what one has more of waits,
-barriers and fences orders nothing: both programs have the same happens-before, in all executions
-that take the same branches.
+warp tells which earlier events happened before it; those of them count that touch a kind of memory
+that the event touches, too (`touched`): whether one has happened before that touches another cannot
+matter. An operation is what touches memory, not the instruction that starts it. Clocks count
+epochs, which depend on how much synchronisation there is; here they are translated into numbers of
+events. If two runs agree for all events, and in what every CTA knows of others' work when it exits,
+then what one has more of waits, barriers and fences orders nothing: in both programs the same pairs
+of conflicting accesses are ordered, in all executions that take the same branches. Whether waits
+meet the phase that they mean is another question, which a run answers (`fa4.emulator.checks`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from fa4.emulator.machine.actor_rows import POOL_ROWS
 from fa4.emulator.machine.events import RunEvents
 from fa4.emulator.machine.mbarrier import MBarrier
 from fa4.emulator.machine.state import Cluster, Cta, Fragment, Warp
+from fa4.emulator.tools.touched import EVERYTHING, KINDS, Touched, touched
 from fa4.emulator.translate.program import Step
 from fa4.emulator.warp_lanes import LANES, lanes_of
 
@@ -41,6 +45,9 @@ _NO_EVENTS = (
 _POOL_IDS = POOL_ROWS * LANES
 Name = tuple[int, int, int]  # an operation: warp row, number of the event that began it, which
 Place = tuple[int, int]  # a cluster: number of the grid in the run, index of the cluster
+# What a clock says, by the kind of memory that those who know it would have to touch to mind; the
+# last: of operations that may touch any kind.
+Known = tuple[tuple[Touched, int], ...]
 
 
 class Orderings(RunEvents):
@@ -49,13 +56,14 @@ class Orderings(RunEvents):
     def __init__(self) -> None:
         # By cluster and row of a warp:
         self._order: dict[tuple[Place, int], list[tuple[Any, ...]]] = {}
-        self._epochs: dict[tuple[Place, int], list[list[int]]] = {}  # of each lane's events
+        # Of each lane's events, those that touch a kind of memory:
+        self._epochs: dict[tuple[Place, int, Touched], list[list[int]]] = {}
         self._epoch: dict[tuple[Place, int], int] = {}  # of the next event
         self._warps: dict[tuple[Place, int], Warp] = {}
-        self._translated: dict[tuple[Place, int], tuple[bytes, int]] = {}
+        self._translated: dict[tuple[Place, int], tuple[bytes, Known]] = {}
         # By number of a cluster, which differs from run to run:
         self._clusters: dict[int, Cluster] = {}
-        self._translated_foreign: dict[int, tuple[bytes, int]] = {}
+        self._translated_foreign: dict[int, tuple[bytes, Known]] = {}
         # By cluster and rank of a CTA:
         self._operations: dict[tuple[Place, int], list[Name]] = {}
         self._barriers: dict[tuple[Place, int], dict[int, MBarrier]] = {}
@@ -78,12 +86,17 @@ class Orderings(RunEvents):
             return
         events = self._order.setdefault(me, [])
         self._note_operations(warp, len(events))
+        by_threads, at_all = touched(instruction)
         # Nothing before the first use of its bytes can conflict with it.
-        known = 0 if self._only_makes_barriers(warp.cta) else self._known(warp, fragment.mask)
+        fresh = self._only_makes_barriers(warp.cta)
+        known = 0 if fresh else self._known(warp, fragment.mask, at_all)
         events.append((instruction.line, fragment.mask, known))
-        by_lane = self._epochs.setdefault(me, [[] for _ in range(LANES)])
-        for lane in lanes_of(fragment.mask).tolist():
-            by_lane[lane].append(epoch)
+        lanes = lanes_of(fragment.mask).tolist()
+        for kind in KINDS:
+            if kind & by_threads:
+                by_lane = self._epochs.setdefault((*me, kind), [[] for _ in range(LANES)])
+                for lane in lanes:
+                    by_lane[lane].append(epoch)
 
     # Translation.
 
@@ -102,8 +115,8 @@ class Orderings(RunEvents):
             names = self._operations.setdefault((_place(cluster), cta.rank), [])
             names += [(warp.row, event, which) for which in range(cta.pool.begun - len(names))]
 
-    def _known(self, warp: Warp, mask: int) -> int:
-        """A hash of what a warp knows, the same in all runs where it knows the same.
+    def _known(self, warp: Warp, mask: int, kinds: Touched) -> int:
+        """A hash of what a warp knows of some kinds of memory, the same in all runs where it is.
 
         mask: the lanes of the event. What a lane did itself, it knows anyway.
         """
@@ -115,11 +128,11 @@ class Orderings(RunEvents):
         me, raw = (_place(cluster), warp.row), known.tobytes()
         cached = self._translated.get(me)
         if cached is None or cached[0] != raw:
-            cached = self._translated[me] = raw, hash(self._translate(cluster, known))
-        others = [self._foreign(number, theirs) for number, theirs in knowledge.foreign]
-        return hash((cached[1], *others)) if others else cached[1]
+            cached = self._translated[me] = raw, self._translate(cluster, known)
+        others = [self._foreign(number, theirs, kinds) for number, theirs in knowledge.foreign]
+        return hash((_of_kinds(cached[1], kinds), *others))
 
-    def _foreign(self, number: int, known: Any) -> tuple[Any, ...]:
+    def _foreign(self, number: int, known: Any, kinds: Touched) -> tuple[Any, ...]:
         """What is known of another cluster, of this launch or of one that is over."""
         cluster = self._clusters.get(number)
         if cluster is None:
@@ -127,29 +140,33 @@ class Orderings(RunEvents):
         raw = known.tobytes()
         cached = self._translated_foreign.get(number)
         if cached is None or cached[0] != raw:
-            translated = hash(self._translate(cluster, known))
-            cached = self._translated_foreign[number] = raw, translated
-        return _place(cluster), cached[1]
+            cached = self._translated_foreign[number] = raw, self._translate(cluster, known)
+        return _place(cluster), _of_kinds(cached[1], kinds)
 
-    def _translate(self, cluster: Cluster, known: Any) -> tuple[Any, ...]:
+    def _translate(self, cluster: Cluster, known: Any) -> Known:
         """Numbers of events instead of epochs, names of operations instead of ids."""
-        warps = cluster.size * cluster.grid.warp_count
-        pools = cluster.rows.pool(0) * LANES
-        rest = pools + cluster.size * _POOL_IDS
-        handed = cluster.rows.handed_id(0, 0)
-        parts: list[Any] = []
+        rows, warps = cluster.rows, cluster.size * cluster.grid.warp_count
+        pipes, pools = warps * LANES, rows.pool(0) * LANES
+        streams, products = rows.stream(0, 0) * LANES, rows.products(0, 0) * LANES
+        handed = rows.handed_id(0, 0)
+        by_kind: dict[Touched, list[Any]] = {kind: [] for kind in (*KINDS, Touched.OPERANDS)}
+        others: list[Any] = []
         for column in (SEEN, FENCED):
             epochs = known[column]
-            for row in np.flatnonzero(epochs[: warps * LANES].reshape(warps, LANES).any(axis=1)):
-                by_lane = self._epochs.get((_place(cluster), int(row)), [])
+            for row in np.flatnonzero(epochs[:pipes].reshape(warps, LANES).any(axis=1)).tolist():
                 lanes = epochs[row * LANES : (row + 1) * LANES].tolist()
-                counts = tuple(map(bisect_right, by_lane, lanes))
-                if any(counts):
-                    parts.append((column, int(row), counts))
-            parts.append(epochs[warps * LANES : handed : LANES].tobytes())  # operations of pipes
-            parts.append(epochs[rest:].tobytes())
-            parts.append(frozenset(self._finished(cluster, epochs[pools:rest])))
-        return tuple(parts)
+                for kind in KINDS:
+                    by_lane = self._epochs.get((_place(cluster), row, kind), [])
+                    counts = tuple(map(bisect_right, by_lane, lanes))
+                    if any(counts):
+                        by_kind[kind].append((column, row, counts))
+            of_pipes = epochs[pipes:handed:LANES].tobytes()
+            by_kind[Touched.SHARED].append(of_pipes)
+            by_kind[Touched.TENSOR] += [of_pipes, epochs[streams:products].tobytes()]
+            by_kind[Touched.OPERANDS].append(epochs[products:].tobytes())
+            others.append(frozenset(self._finished(cluster, epochs[pools:streams])))
+        hashes = [(kind, hash(tuple(parts))) for kind, parts in by_kind.items()]
+        return (*hashes, (EVERYTHING, hash(tuple(others))))
 
     def _finished(self, cluster: Cluster, epochs: Any) -> list[Name]:
         """The operations whose end is known, by the epochs of the pools' ids."""
@@ -175,6 +192,11 @@ class Orderings(RunEvents):
             others[:, first : first + cta.warp_count * LANES] = 0
             exits[place] = self._translate(cta.cluster, others)
         return exits
+
+
+def _of_kinds(known: Known, kinds: Touched) -> tuple[int, ...]:
+    """What touches one of these kinds."""
+    return tuple(told for kind, told in known if kind & kinds)
 
 
 def _place(cluster: Cluster) -> Place:
