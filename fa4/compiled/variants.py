@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
-from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
+from fa4.config import ForwardConfig, Window
 from fa4.designs import find_design
 from fa4.designs.design import named
 from fa4.hardware import B200, B300, H200, Gpu
@@ -15,11 +15,9 @@ from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
-from fa4.plan.warpgroup_key_parts import BESIDE_STEP, KeyCtas, key_parts, seen_tiles
 from fa4.plan.warpgroup_packing import packings
-from fa4.plan.warpgroup_query_parts import QueryCtas, query_parts
+from fa4.plan.warpgroup_parts import GradientSizes, choose_key_parts, choose_query_parts
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
-from fa4.plan.warpgroup_wide import CONSUMERS
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
@@ -261,16 +259,16 @@ def find_tuned_backward(
 
 def find_key_parts(call: BackwardCall, gpu: Gpu) -> int:
     """Into how many parts the query heads that share keys are divided; 1 for kernels without."""
-    if FAMILIES[gpu.arch] == "sm100" or call.is_empty or call.heads_q == call.heads_k:
+    if FAMILIES[gpu.arch] == "sm100" or call.is_empty:
         return 1
-    return key_parts(key_work(call, find_query_parts(call, gpu)), gpu.sm_count)
+    return choose_key_parts(sizes_of(call), gpu.sm_count)
 
 
 def find_query_parts(call: BackwardCall, gpu: Gpu) -> int:
     """Into how many parts the keys are divided in a kernel of dQ alone; 1 for kernels without."""
-    if FAMILIES[gpu.arch] == "sm100" or call.is_empty or not is_wide(call):
+    if FAMILIES[gpu.arch] == "sm100" or call.is_empty:
         return 1
-    return query_parts(query_work(call), gpu.sm_count)
+    return choose_query_parts(sizes_of(call), gpu.sm_count)
 
 
 def is_wide(call: BackwardCall) -> bool:
@@ -278,42 +276,15 @@ def is_wide(call: BackwardCall) -> bool:
     return max(call.head_dim, call.head_dim_v) > MOST_DIM
 
 
-def query_work(call: BackwardCall) -> QueryCtas:
-    """What the CTAs of Hopper's dQ kernel do."""
-    blocks = -(-call.longest_q // TILE_ROWS) * call.batch
-    if call.packed_q:
-        blocks = min(blocks, call.rows_q // TILE_ROWS + call.batch)
-    left, right = kernel_window(call)
-    steps, longest = seen_tiles(call.longest_k, call.longest_q, (right, left), TILE_ROWS)
-    if call.packed_k:
-        steps *= call.rows_k / call.batch / max(call.longest_k, 1)
-    return QueryCtas(ctas=blocks * call.heads_q, steps=steps, longest=longest)
-
-
-def key_work(call: BackwardCall, parts_of_keys: int = 1) -> KeyCtas:
-    """What Hopper's CTAs that have the keys of a call do.
-
-    parts_of_keys: of the kernel that runs beside them.
-    """
-    wide = is_wide(call)
-    keys = WARPGROUP_ROWS if wide else TILE_ROWS
-    blocks = -(-call.longest_k // keys) * call.batch
-    if call.packed_k:
-        blocks = min(blocks, call.rows_k // keys + call.batch)
-    tiles, longest = seen_tiles(call.longest_q, call.longest_k, kernel_window(call), keys)
-    if call.packed_q:
-        tiles *= call.rows_q / call.batch / max(call.longest_q, 1)
-    work = KeyCtas(
-        ctas=blocks * call.heads_k,
-        group=call.heads_q // call.heads_k,
-        tiles=tiles,
-        longest=longest,
-    )
-    if not wide:
-        return work
-    steps = BESIDE_STEP / CONSUMERS * work.ctas * tiles * work.group
-    longest = -(-call.longest_k // keys) / parts_of_keys
-    return replace(work, beside=steps, longest_beside=BESIDE_STEP * longest)
+def sizes_of(call: BackwardCall) -> GradientSizes:
+    """What decides whether Hopper's kernels divide sums over CTAs."""
+    return GradientSizes(
+        batch=call.batch, heads_q=call.heads_q, heads_k=call.heads_k,
+        rows_q=call.rows_q if call.packed_q else call.batch * call.longest_q,
+        rows_k=call.rows_k if call.packed_k else call.batch * call.longest_k,
+        longest_q=call.longest_q, longest_k=call.longest_k,
+        window=kernel_window(call), wide=is_wide(call),
+    )  # fmt: skip
 
 
 def _backward_cta_group(call: BackwardCall) -> int:

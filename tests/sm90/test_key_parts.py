@@ -21,6 +21,7 @@ from fa4.compiled import variants
 from fa4.compiled.support import BackwardCall
 from fa4.hardware import B200, H200
 from fa4.plan.warpgroup_key_parts import KeyCtas, cost_of_parts, key_parts, seen_tiles
+from fa4.plan.warpgroup_parts import key_work
 from tests.sm90.key_parts_times import LATER, NARROW, WIDE, Times
 
 SMS = H200.sm_count
@@ -78,7 +79,7 @@ def test_choices_are_fast(measured: Times, mean: float, most: float) -> None:
             dtype="bf16", head_dim=d, head_dim_v=dv, heads_q=heads, heads_k=heads_k, batch=batch,
             rows_q=rows, rows_k=keys, window=window,
         )  # fmt: skip
-        work = variants.key_work(call)
+        work = key_work(variants.sizes_of(call))
         chosen = min(times, key=lambda parts, w=work: cost_of_parts(w, SMS, parts))
         lost.append(times[chosen] / min(times.values()))
     assert max(lost) <= most and fmean(lost) <= mean

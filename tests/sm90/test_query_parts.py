@@ -15,6 +15,7 @@ from fa4.compiled import variants
 from fa4.compiled.support import BackwardCall
 from fa4.config import Window
 from fa4.hardware import B200, H200
+from fa4.plan.warpgroup_parts import query_work
 from fa4.plan.warpgroup_query_parts import (
     FEWEST_STEPS,
     QueryCtas,
@@ -81,7 +82,7 @@ def test_choices_are_fast() -> None:
             dtype="bf16", head_dim=d, head_dim_v=dv, heads_q=heads, heads_k=heads_k, batch=batch,
             rows_q=rows, rows_k=keys, window=window,
         )  # fmt: skip
-        work = variants.query_work(call)
+        work = query_work(variants.sizes_of(call))
         parts = [n for n in times if n == 1 or n <= work.longest / FEWEST_STEPS]
         chosen = min(parts, key=lambda n, w=work: cost_of_query_parts(w, SMS, n))
         lost.append(times[chosen] / min(times.values()))
