@@ -249,6 +249,7 @@ RECORDS = (
     _units(
         "hopper_beside", "--only queue streams beside ", "queue", "streams", "beside", "boxes",
     ),
+    _units("hopper_ports", "--only ports rows ", "ports", "rows", "boxes"),
     _units("hopper_starts", "--only starts energy ", "starts", "power"),
     _units("hopper_steps", "--only steps ", "steps", "wgmma", "softmax"),
     _confirmed(

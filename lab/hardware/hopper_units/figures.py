@@ -13,6 +13,7 @@ from lab.records import read_record
 UNITS = "hopper_units"
 STARTS = "hopper_starts"  # lives of CTAs, energy
 STEPS = "hopper_steps"  # warpgroups beside each other
+PORTS = "hopper_ports"  # shared memory beside products, rows within sectors
 SCHEMA = 1
 
 

@@ -30,9 +30,9 @@ from lab.hardware.there import query
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
-# In runs of their own, "starts" with "energy": results/hopper_starts.json, hopper_steps.json and
-# hopper_beside.json.
-ALONE = ("starts", "steps", "queue", "streams", "beside")
+# In runs of their own, "starts" with "energy": results/hopper_starts.json, hopper_steps.json,
+# hopper_beside.json and hopper_ports.json.
+ALONE = ("starts", "steps", "queue", "streams", "beside", "ports", "rows")
 POWER = "power"  # the last: it heats the GPU
 LOADS = {"power": (), "energy": ("energy",)}  # arguments of that program, by what is measured
 OPTIONS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a")

@@ -12,8 +12,9 @@ from statistics import fmean, geometric_mean
 import numpy as np
 
 from fa4.config import Problem
-from fa4.sim.hopper_backward import predict_hopper_backward
+from fa4.sim.hopper_backward import MOST_NARROW, predict_hopper_backward
 from fa4.sim.machine import find_machine
+from lab.hardware.warpgroup_forward.predicted import machine_of
 from lab.records import read_record
 
 NARROW, WIDE = "warpgroup_backward", "warpgroup_backward_wide"
@@ -28,6 +29,16 @@ class PredictedGradient:
     deterministic: bool
     measured: float
     predicted: float
+
+    @property
+    def wide(self) -> bool:
+        """Has it a kernel of dK and dV and one of dQ?"""
+        return max(self.problem.head_dim, self.problem.head_dim_v) > MOST_NARROW
+
+    @property
+    def seconds(self) -> float:
+        """Measured."""
+        return self.problem.backward_flops / self.measured / 1e12
 
     @property
     def ratio(self) -> float:
@@ -48,6 +59,18 @@ def predicted_gradients(record: str, *, deterministic: bool = False) -> Iterator
         measured = row["tflops"][name_of(problem) + FIXED * deterministic]
         found = predict_hopper_backward(problem, machine, deterministic=deterministic)
         yield PredictedGradient(problem, deterministic, measured, found.tflops)
+
+
+def random_gradients(record: str) -> Iterator[PredictedGradient]:
+    """Of a record of random calls."""
+    found = read_record(record)
+    machine = find_machine(machine_of(found))
+    for row in found["rows"]:
+        if "fa4" in row["tflops"]:
+            sizes = row["problem"] | {"window_size": tuple(row["problem"]["window_size"])}
+            problem = Problem(**sizes)
+            tflops = predict_hopper_backward(problem, machine).tflops
+            yield PredictedGradient(problem, False, row["tflops"]["fa4"], tflops)
 
 
 def name_of(problem: Problem) -> str:
