@@ -246,6 +246,22 @@ def query_blocks(
     return _collect(parts)
 
 
+def divided(tiles: WorkTiles, parts: int) -> WorkTiles:
+    """Each in so many parts of its steps, as even as can be; masked ones are in the last part."""
+    if parts == 1:
+        return tiles
+    each = np.arange(parts)
+    total, masked = tiles.trips[:, :1], tiles.trips[:, 1:2]
+    stops = total * (each + 1) // parts
+    count = np.maximum(1, stops - total * each // parts)
+    last = np.clip(stops - (total - masked), 0, count)
+    trips = np.stack([count, last, count - last], axis=-1).reshape(-1, 3)
+    rest = {
+        name: np.repeat(getattr(tiles, name), parts) for name in ("batch", "head", "block", "first")
+    }
+    return WorkTiles(trips=trips, group=tiles.group, **rest)
+
+
 def _collect(parts: list[tuple[range, np.ndarray, int]]) -> WorkTiles:
     trips, batches, heads, blocks = [], [], [], []
     for entries, block_trips, head_count in parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class ChipRun:
     stalled: np.ndarray  # (R, S) mean cycles each role waited on each signal
     events: int
     imbalance: float  # 1 - mean finish / last finish
+    finish: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of each SM
 
 
 class TileRunner:
@@ -162,9 +163,11 @@ def run_one_by_one(
     start_cycles: float,
     *,
     starts_once: bool = False,
+    behind: np.ndarray | None = None,
 ) -> ChipRun:
     """One CTA per work tile, given in order to the machine that is free first.
 
+    behind: when each machine is done with another kernel, which these CTAs need not wait for.
     With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
     for its first tile only, and its tail after the last.
     """
@@ -177,7 +180,7 @@ def run_one_by_one(
     tail = max((run.tail_cycles for run in runs), default=0.0) if starts_once else 0.0
     spent = [run.cycles - (run.tail_cycles if starts_once else 0.0) for run in runs]
     cycles = np.array(spent)[kind].tolist() if runs else []
-    free = [0.0] * machines
+    free = [0.0] * machines if behind is None else sorted(behind.tolist())
     for taken in cycles:
         start = 0.0 if starts_once and free[0] > 0.0 else start_cycles
         heapq.heapreplace(free, free[0] + start + taken)
@@ -260,7 +263,8 @@ def summarize(
     last = float(finish.max())
     mean = float(finish.sum()) / machines
     imbalance = max(0.0, 1.0 - mean / last)  # not below 0 by rounding
-    return ChipRun(last, busy, stalled, sum(n * run.events for n, run in weighed), imbalance)
+    events = sum(n * run.events for n, run in weighed)
+    return ChipRun(last, busy, stalled, events, imbalance, finish)
 
 
 __all__ = [

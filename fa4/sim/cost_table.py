@@ -97,6 +97,22 @@ class CostTable(SourcedFigures):
     )
     fma_latency_cycles: float = figure(4.0, "FFMA, FADD, FMUL: QuickRunCUDA B300 catalogue")
     smem_latency_cycles: float = figure(26.0, "LDS 24-28: QuickRunCUDA")
+    port_least_share: float = figure(
+        0.0,
+        "of the SMEM port that threads have beside products which could take all of it; 0: not "
+        "measured, each has every other cycle",
+    )
+    full_port_latency_cycles: float = figure(
+        0.0,
+        "more of a thread's access for each other warpgroup whose products take all of the port: "
+        "not measured",
+    )
+    full_port_fence_cycles: float = figure(
+        0.0, "more of a fence.proxy.async behind stores there: not measured"
+    )
+    bulk_read_bytes: float = figure(
+        0.0, "of shared memory by bulk copies, in cycles of the port that products leave; 0: any"
+    )
     local_load_latency_cycles: float = figure(
         26.0, "a register back from the first cache: as LDS 24-28, the same memory", (26.0, 40.0)
     )
@@ -110,6 +126,9 @@ class CostTable(SourcedFigures):
     )
     tma_store_bytes_per_clk: float = figure(
         19.7, "52 cycles per KiB: Triton AutoWS LatencyModel, B200 probes"
+    )
+    half_sector_share: float = figure(
+        1.0, "of L2's rate, for rows that begin in the middle of a sector: not measured"
     )
     tma_load_latency_cycles: float = figure(
         400.0, "L2 hit 460 + 6 per KiB (AutoWS LatencyModel), less the 8 per KiB of 126 B/clk"
@@ -222,11 +241,39 @@ class HopperCosts(CostTable):
     issue_per_clk: float = _measured(4.0, "FFMA with FMNMX, 1 per sub-core")
     fma_latency_cycles: float = _measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")
     smem_latency_cycles: float = _measured(28.0, "STS to LDS; LDS 23 to 29")
+    port_least_share: float = _measured(
+        0.085,
+        "a warpgroup's 16-byte stores, 128 cycles of the port, take 1,500 beside products that "
+        "read 128 bytes per cycle, 474 beside 96, 288 beside 64: products come first",
+    )
+    full_port_latency_cycles: float = _measured(
+        36.0,
+        "a load beside products that read 128 bytes per cycle: of one warpgroup 42 longer than "
+        "alone, of two 61",
+        (30.5, 42.0),
+    )
+    full_port_fence_cycles: float = _measured(
+        100.0,
+        "there, a store shown to the async proxy: of one warpgroup 178 longer than alone, of two "
+        "364, of which the store 69 and 171",
+        (96.5, 109.0),
+    )
+    bulk_read_bytes: float = _measured(
+        32.0,
+        "bulk sums of one SM beside products that leave half, a quarter, none of the port: 16.4, "
+        "8.4, 0.9 bytes per cycle",
+    )
     local_load_latency_cycles: float = figure(
         0.0, "spilled registers are asked for early; what waits is what misses the first cache"
     )
     l2_load_latency_cycles: float = _measured(287.0, "ld.acquire.gpu")
     tma_bytes_per_clk: float = _measured(109.0, "one SM loads 8 to 32 KiB from L2: 9.4 per KiB")
+    half_sector_share: float = _measured(
+        0.69,
+        "all SMs load 64 rows of 232 columns of which the first is in the middle of a sector in "
+        "1,454 cycles, else in 1,001; 0.65 to 0.73 of 168 to 248 columns",
+        (0.65, 0.73),
+    )
     tma_load_latency_cycles: float = _measured(357.0, "L2 hit, 407 less the wait for the barrier")
     fill_port_share: float = _measured(0.0, "products beside all that L2 gives lose 0% to 2.6%")
     tma_store_latency_cycles: float = _measured(80.0, "80 + bytes / 32, one SM")

@@ -1,14 +1,17 @@
 """From amounts of work to cycles on a machine's units, each rule with its source.
 
-Units of one SM: tensor (products), smem (the shared-memory port: operand reads, register stores,
-reduce reads), mufu, fma, alu, issue (instruction slots), tmem_load, tmem_store, tma (bulk loads),
-tma_store, dsmem, reduce. Rates come from `Gpu`, latencies and rules from `CostTable`.
+Units of one SM: tensor (products), smem (the shared-memory port: operand reads and, where it is not
+known who comes first, register stores and reduce reads), lsu (what threads take of the port, where
+it is known that products come first), mufu, fma, alu, issue (instruction slots), tmem_load,
+tmem_store, tma (bulk loads), tma_store, dsmem, reduce. Rates come from `Gpu`, latencies and rules
+from `CostTable`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from fa4.config import PRODUCT_DEPTH_BYTES
 from fa4.hardware import Gpu
@@ -42,6 +45,18 @@ REGISTER_BYTES = 4
 CARVE_OUTS_KIB = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
 CACHE_KIB, RESERVED_KIB = 256, 1
 PORT = frozenset({"smem"})  # shared by threads, copies and operand reads cycle by cycle
+LEAST_LEFT = 0.027  # of the port, that bulk copies have: 0.85 bytes per cycle (ports.cu)
+
+
+class PortShares(NamedTuple):
+    """Beside products, of the shared-memory port's cycles: those of threads, those left free.
+
+    full: share of the products' time in which they leave threads the least that these have.
+    """
+
+    threads: float = 1.0
+    free: float = 1.0
+    full: float = 0.0
 
 
 class MachineCosts:
@@ -61,8 +76,9 @@ class MachineCosts:
         # In turns, the next warpgroup's products are queued behind this one's.
         self.in_turns = not plan or any(x.name.startswith("turn") for x in plan.signals)
         self.cache_bytes = _left_of_cache(plan.bytes_used("smem")) if plan else 0
-        # Of the port, by loads; None: work stands alone, and a product for its own cycles.
+        # Of the port, by loads and threads; None: work stands alone, a product for its own cycles.
         self.filled: float | None = None
+        self.port = PortShares()
         clock_hz = gpu.clock_hz * table.sustained_clock
         self.l2_bytes_per_clk = gpu.l2_bytes_per_s / clock_hz / self.ctas
         self.hbm_bytes_per_clk = table.hbm_efficiency * gpu.hbm_bytes_per_s / clock_hz / self.ctas
@@ -78,6 +94,7 @@ class MachineCosts:
             Spill: self._spill,
         }
         if plan:
+            self.port = self._left_by_products(plan)
             self.filled = self._filled_of_step(plan)
 
     def work(self, role: Role, work: Work) -> WorkCost:
@@ -88,19 +105,36 @@ class MachineCosts:
         """Cycles of an amount of work done by a number of warps."""
         return self._rules[type(amount)](amount, warps)
 
+    def _left_by_products(self, plan: PipelinePlan) -> PortShares:
+        """What a step's products leave of the port, in the mean over their time."""
+        least, busy, threads, free, full = self.table.port_least_share, 0.0, 0.0, 0.0, 0.0
+        for role in plan.roles:
+            for work in steady_work(role.program):
+                if isinstance(work.amount, Mma):
+                    cycles = self.work(role, work).occupancy_cycles
+                    left = max(0.0, 1.0 - cycles["smem"] / cycles["tensor"])
+                    busy += cycles["tensor"]
+                    free += cycles["tensor"] * left
+                    threads += cycles["tensor"] * max(left, least)
+                    full += cycles["tensor"] * (left < least)
+        return PortShares(threads / busy, free / busy, full / busy) if busy else PortShares()
+
     def _filled_of_step(self, plan: PipelinePlan) -> float:
-        """Share of the port's cycles that the loads of a step take, at the fastest that it can be.
+        """Share of the port that a step's loads and, up to their least share, threads take, at the
+        fastest that it can be.
 
         They come all the time, so that products which need the whole port meet their share.
         """
-        units, loads = {"tensor": 0.0, "smem": 0.0}, 0.0
+        units, loads, threads = {"tensor": 0.0, "smem": 0.0}, 0.0, 0.0
         for role in plan.roles:
             for work in steady_work(role.program):
                 cycles = self.work(role, work).occupancy_cycles
                 units = {name: total + cycles.get(name, 0.0) for name, total in units.items()}
                 if isinstance(work.amount, Copy) and work.amount.kind == "load":
                     loads += cycles.get("smem", 0.0)
-        return loads / max(*units.values(), 1.0)
+                threads += cycles.get("lsu", 0.0)
+        step = max(*units.values(), 1.0)
+        return loads / step + min(threads / step, self.table.port_least_share)
 
     def signal(self, signal: Signal) -> SignalCost:
         """Cycles of arriving on and passing a barrier."""
@@ -147,12 +181,11 @@ class MachineCosts:
         table, size = self.table, amount.num_bytes
         issue = table.tma_issue_cycles * amount.boxes + amount.address_cycles
         if amount.kind == "reduce":
-            occupancy = {
-                "reduce": size / table.reduce_bytes_per_clk,
-                "smem": size / self.gpu.smem_bytes_per_clk,
-            }
-            return WorkCost(occupancy_cycles=occupancy, issue_cycles=issue,
-                            latency_cycles=table.reduce_latency_cycles)  # fmt: skip
+            cost = WorkCost(
+                occupancy_cycles={"reduce": size / table.reduce_bytes_per_clk},
+                issue_cycles=issue, latency_cycles=table.reduce_latency_cycles,
+            )  # fmt: skip
+            return self._read_in_bulk(cost, "reduce", table.reduce_bytes_per_clk, size)
         if amount.kind == "dsmem":
             # Read here, sent, and received from the peer: three passes of the port (the paper
             # charges 384 cycles for 16 KiB).
@@ -163,9 +196,13 @@ class MachineCosts:
             return WorkCost(occupancy_cycles=occupancy, issue_cycles=issue,
                             latency_cycles=table.dsmem_latency_cycles)  # fmt: skip
         if amount.kind == "store":
-            occupancy = {"tma_store": size / table.tma_store_bytes_per_clk}
-            return WorkCost(occupancy_cycles=occupancy, issue_cycles=issue,
-                            latency_cycles=table.tma_store_latency_cycles)  # fmt: skip
+            cost = WorkCost(
+                occupancy_cycles={"tma_store": size / table.tma_store_bytes_per_clk},
+                issue_cycles=issue, latency_cycles=table.tma_store_latency_cycles,
+            )  # fmt: skip
+            if not table.bulk_read_bytes:
+                return cost
+            return self._read_in_bulk(cost, "tma_store", table.tma_store_bytes_per_clk, size)
         latency = table.tma_load_latency_cycles
         if amount.cold:  # behind what all the others load at the same time
             queue = table.hbm_queue_share * size / self.hbm_bytes_per_clk
@@ -176,6 +213,14 @@ class MachineCosts:
             occupancy["smem"] = size / self.gpu.smem_bytes_per_clk * table.fill_port_share
         return WorkCost(occupancy_cycles=occupancy, issue_cycles=issue, passes=PORT,
                         latency_cycles=latency)  # fmt: skip
+
+    def _read_in_bulk(self, cost: WorkCost, unit: str, rate: float, size: int) -> WorkCost:
+        """A bulk copy out of shared memory: at `rate`, and beside products by what they leave."""
+        if not self.table.bulk_read_bytes:
+            port = {"smem": size / self.gpu.smem_bytes_per_clk}
+            return replace(cost, occupancy_cycles=dict(cost.occupancy_cycles) | port)
+        left = max(self.port.free, LEAST_LEFT) * self.table.bulk_read_bytes
+        return replace(cost, under="tensor", stretch={unit: max(rate / left - 1.0, 0.0)})
 
     def _tmem(self, amount: TmemAccess, warps: int) -> WorkCost:
         num_bytes = WARP * warps * amount.cols * 4
@@ -188,13 +233,19 @@ class MachineCosts:
                         latency_cycles=self.table.tmem_store_latency_cycles)  # fmt: skip
 
     def _smem(self, amount: SmemAccess, warps: int) -> WorkCost:
-        cycles = {"smem": amount.num_bytes / self.gpu.smem_bytes_per_clk}
-        latency = self.table.smem_latency_cycles
-        if amount.among == Math():
-            return WorkCost(occupancy_cycles=cycles, latency_cycles=latency, passes=PORT)
-        among = self._math(amount.among, warps)
-        return replace(among, occupancy_cycles=cycles | dict(among.occupancy_cycles), passes=PORT,
-                       latency_cycles=latency + among.latency_cycles)  # fmt: skip
+        cycles = amount.num_bytes / self.gpu.smem_bytes_per_clk
+        cost = WorkCost(occupancy_cycles={})
+        if amount.among != Math():
+            cost = self._math(amount.among, warps)
+        late = self.table.smem_latency_cycles + cost.latency_cycles
+        late += self.port.full * self.table.full_port_latency_cycles * (self.groups - 1)
+        if self.table.port_least_share:  # products come first
+            unit, stretch = "lsu", {"lsu": 1.0 / self.port.threads - 1.0, **cost.stretch}
+            cost = replace(cost, under="tensor", stretch=stretch)
+        else:
+            unit, cost = "smem", replace(cost, passes=PORT)
+        occupancy = {unit: cycles, **cost.occupancy_cycles}
+        return replace(cost, occupancy_cycles=occupancy, latency_cycles=late)
 
     def _global_store(self, amount: GlobalStore, warps: int) -> WorkCost:
         rate = self.table.tma_store_bytes_per_clk  # what L2 takes of all SMs, whoever stores
@@ -204,6 +255,8 @@ class MachineCosts:
         cycles = self.table.sync_cycles if amount.fenced else self.table.named_barrier_cycles
         if amount.by_warp:
             cycles = self.table.warp_sync_cycles
+        if amount.fenced:
+            cycles += self.port.full * self.table.full_port_fence_cycles * (self.groups - 1)
         return WorkCost(occupancy_cycles={}, latency_cycles=cycles)
 
     def _semaphore(self, amount: Semaphore, warps: int) -> WorkCost:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fa4.config import Problem
 from fa4.designs import design_of
 from fa4.designs.gradients import MainKernel
@@ -27,6 +29,7 @@ from fa4.sim.predict import Simulation, make_runner, tensor_share
 from fa4.sim.turns import run_in_turn
 
 MOST_NARROW, MOST_COLUMNS = 128, 256
+HALF_SECTOR_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +105,19 @@ def predict_hopper_backward(
     )
     mains_of = design_of(chosen).mains
     assert mains_of is not None  # of both designs
-    before, mains, after = mains_of(problem, chosen, machine.gpu, lengths)
+    around = mains_of(problem, chosen, machine.gpu, lengths)
+    loading = _with_half_sectors(machine, problem)
     reading, copying = machine.costs.hbm_efficiency, machine.costs.hbm_copy_efficiency
     # Sums that a kernel behind reads are set to zero by the one before, which writes little else.
-    found, clocks = [_of_memory("preprocess", before, machine, copying if after else reading)], []
-    for main in mains:
-        kernel, clock_hz = _simulated(main, problem, chosen, machine)
+    efficiency = copying if around.zeros else reading
+    found, clocks = [_of_memory("preprocess", around.before, machine, efficiency)], []
+    finish = None
+    for main in around.mains:
+        kernel, clock_hz, finish = _simulated(main, problem, chosen, loading, finish)
         found.append(kernel)
         clocks.append(clock_hz)
-    if after:
-        found.append(_of_memory("postprocess", after, machine, copying))
+    for name, num_bytes in around.behind.items():
+        found.append(_of_memory(name, num_bytes, machine, copying))
     seconds = sum(kernel.seconds for kernel in found)
     parts = [problem]
     if lengths is not None:
@@ -122,13 +128,31 @@ def predict_hopper_backward(
     )  # fmt: skip
 
 
+def _with_half_sectors(machine: Machine, problem: Problem) -> Machine:
+    """The machine as it loads rows of head dims that are odd multiples of half a sector.
+
+    Every other one begins in the middle of one, or those of every other head do.
+    """
+    halves = HALF_SECTOR_BYTES * 2
+    if all(2 * dim % halves == 0 for dim in (problem.head_dim, problem.head_dim_v)):
+        return machine
+    share = 2.0 / (1.0 + 1.0 / machine.costs.half_sector_share)
+    gpu = replace(machine.gpu, l2_bytes_per_s=share * machine.gpu.l2_bytes_per_s)
+    return replace(machine, gpu=gpu)
+
+
 def _simulated(
     main: MainKernel,
     problem: Problem,
     pipeline: WarpgroupBackwardPipeline | WideBackwardPipeline,
     machine: Machine,
-) -> tuple[GradientKernel, float]:
-    """A main kernel, and the clock at which it runs."""
+    behind: np.ndarray | None,
+) -> tuple[GradientKernel, float, np.ndarray]:
+    """A main kernel, the clock at which it runs, and when each SM is done.
+
+    behind: when each is done with the kernel before, which this one does not wait for: it takes
+    what it adds to that one's time.
+    """
     simulation = Simulation(rescale_rate=0.0)
     runner = make_runner(main.plan, machine, simulation, ctas=len(main.tiles.trips))
     slots, costs = machine.gpu.sm_count, machine.costs
@@ -137,17 +161,21 @@ def _simulated(
         last_first = problem.window_size[1] is not None
         run = run_in_turn(runner, main.tiles, slots, costs.cta_start_cycles,
                           costs.semaphore_cycles, last_first=last_first)  # fmt: skip
+    elif main.plan.persistent:
+        run = run_drawn(runner, main.tiles, slots, costs.cta_start_cycles)
     else:
-        hand_out = run_drawn if main.plan.persistent else run_one_by_one
-        run = hand_out(runner, main.tiles, slots, costs.cta_start_cycles)
+        run = run_one_by_one(runner, main.tiles, slots, costs.cta_start_cycles, behind=behind)
+    begun = 0.0 if behind is None else float(behind.max(initial=0.0))
     clock_hz = machine.clock_under(tensor_share(runner, run))
-    cycles = max(run.cycles, 1.0)
+    taken = max(run.cycles - begun, 0.0)
     memory = _of_memory(main.name, main.num_bytes, machine, costs.hbm_efficiency)
-    seconds = max(run.cycles / clock_hz, memory.hbm_seconds) + costs.launch_ns * 1e-9
+    launch = costs.launch_ns * 1e-9 if behind is None else 0.0
+    seconds = max(taken / clock_hz, memory.hbm_seconds) + launch
     busy = {
-        name: float(x) / cycles for name, x in zip(runner.code.unit_names, run.busy, strict=True)
+        name: min(float(x) / max(taken, float(x), 1.0), 1.0)
+        for name, x in zip(runner.code.unit_names, run.busy, strict=True)
     }
-    return replace(memory, cycles=run.cycles, seconds=seconds, unit_busy=busy), clock_hz
+    return replace(memory, cycles=taken, seconds=seconds, unit_busy=busy), clock_hz, run.finish
 
 
 def _of_memory(name: str, num_bytes: int, machine: Machine, efficiency: float) -> GradientKernel:

@@ -12,7 +12,11 @@ from functools import partial
 
 from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
-from lab.hardware.warpgroup_backward.predicted import predicted_gradients, summarised
+from lab.hardware.warpgroup_backward.predicted import (
+    predicted_gradients,
+    random_gradients,
+    summarised,
+)
 from lab.hardware.warpgroup_forward import predicted
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables
@@ -266,6 +270,23 @@ def render_gradient_predictions() -> str:
     return markdown_table(("kernels", "calls", "mean", "mean error", "largest", "rank"), rows)
 
 
+def render_random_gradient_predictions() -> str:
+    """Random calls of gradients: predicted speed over measured, by kind of kernel and length."""
+    rows = []
+    for record in ("hopper_random_gradients", "hopper_random_gradients_h100"):
+        found = list(random_gradients(record))
+        gpu = read_record(record)["device"].split()[1]
+        for title, calls in (
+            ("head dims to 128", [x for x in found if not x.wide]),
+            ("head dims above 128", [x for x in found if x.wide]),
+            ("at least 1 ms", [x for x in found if x.seconds >= 1e-3]),
+        ):
+            one = summarised(calls)
+            rows.append((gpu, title, f"{one['calls']:.0f}", f"{one['times']:.3f}",
+                         f"{one['mean error']:.1%}", f"{one['rank']:.3f}"))  # fmt: skip
+    return markdown_table(("GPU", "calls", "number", "mean", "mean error", "rank"), rows)
+
+
 def render_orders() -> str:
     """Times by other orders of work tiles and queries, by those of the kernel's, in a model."""
     report = read_record("gradient_order")
@@ -305,6 +326,7 @@ TABLES = MarkedTables(
         "random": partial(render_random, "hopper_random"),
         "random peers": render_random_peers,
         "random predictions": render_random_predictions,
+        "random gradient predictions": render_random_gradient_predictions,
         "random gradients": partial(
             render_random, "hopper_random_gradients", "hopper_random_gradients_h100"
         ),

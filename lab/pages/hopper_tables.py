@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from fa4.plan.render import markdown_table
-from lab.hardware.hopper_units.figures import STARTS, STEPS, Unit, figures, report
+from lab.hardware.hopper_units.figures import PORTS, STARTS, STEPS, Unit, figures, report
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables
 
@@ -123,6 +123,29 @@ def render_steps() -> str:
     return wide_table("cycles of a step", rows)
 
 
+def render_ports(what: str) -> str:
+    """Accesses of shared memory beside products: a row per products, a column per access.
+
+    what: "time" of the access, or "interval" of the products.
+    """
+    rows: dict[str, dict[str, Unit]] = {}
+    for name, figure in figures(PORTS).items():
+        if name.startswith("ports/") and name.endswith(f", {what}"):
+            access, products = name.removeprefix("ports/").split(", beside ")
+            rows.setdefault(products.removesuffix(f", {what}"), {})[access] = figure
+    return wide_table("beside", rows)
+
+
+def render_rows() -> str:
+    """Tiles of rows that begin at a sector or in its middle, loaded by all SMs."""
+    rows: dict[str, dict[str, Unit]] = {}
+    for name, figure in figures(PORTS).items():
+        if name.startswith("rows/") and name.endswith(", all SMs"):
+            columns, where = name.removeprefix("rows/").removesuffix(", all SMs").split(", ", 1)
+            rows.setdefault(columns, {})[where] = figure
+    return wide_table("a head of", rows)
+
+
 def render_energy() -> str:
     """Rates and power in the second half of each load."""
     rows = [
@@ -158,6 +181,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "waited": render_waited,
     "beside": render_beside,
     "steps": render_steps,
+    "ports": partial(render_ports, "time"),
+    "slowed": partial(render_ports, "interval"),
+    "rows": render_rows,
 }
 TABLES = MarkedTables("python -m lab.pages.hopper_tables", SECTIONS)
 

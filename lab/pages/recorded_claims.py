@@ -166,6 +166,11 @@ def l2_rates(memory: str) -> list[float]:
     return [unit(name) for name in names if name.startswith(start) and name.endswith("rate")]
 
 
+def port(access: str, products: str) -> str:
+    """Cycles of accesses of shared memory beside products."""
+    return f"{unit(f'ports/{access}, beside {products}, time', 'hopper_ports'):.0f}"
+
+
 def cta_set_up() -> list[float]:
     """Cycles of a CTA's barriers, tensor maps and registers in later rounds, by its kind."""
     ended = ", barriers, later rounds"
@@ -274,6 +279,8 @@ def gpu_of(name: str) -> str:
 RESCALES = "rescales: times fewer with tau 8, scores of std "
 ATTENTION = "products of random numbers, softmax arithmetic, boxes from L2"
 LOAD = "beside/loads every 2048 cycles, sums {}, latency"
+FULL_PORT = "m64n64k16, A from shared memory, warpgroups 2"
+HALF_PORT = "m64n64k16, A from registers, across rows, warpgroups 2"
 STARTED = "start/384 threads, 16 KiB from L2, replaced"
 DETERMINISTIC = "deterministic backward's share of the speed, d128"
 LPT = "LPT over naive, causal"
@@ -438,6 +445,11 @@ RECORDED: dict[str, Callable[[], str]] = {
     "hopper_beside: a load behind a sum": lambda: (
         f"{unit(LOAD.format('every 2048 cycles'), 'hopper_beside'):.0f}"
     ),
+    "hopper_ports: stores alone": lambda: port("16-byte stores, warps 4", "nothing"),
+    "hopper_ports: stores beside 64": lambda: port("16-byte stores, warps 4", HALF_PORT),
+    "hopper_ports: stores beside 128": lambda: port("16-byte stores, warps 4", FULL_PORT),
+    "hopper_ports: sums alone": lambda: port("bulk sums of all SMs, warps 1", "nothing"),
+    "hopper_ports: sums beside 128": lambda: port("bulk sums of all SMs, warps 1", FULL_PORT),
     "hopper_starts: replaced": lambda: f"{unit(STARTED, 'hopper_starts'):.0f}",
     **ends("hopper_starts: set up", cta_set_up, ".0f"),
     "hopper_starts: W of zeros": lambda: f"{energy('products of zeros'):.0f}",

@@ -68,8 +68,9 @@ def test_tiles_are_in_the_simulators_order(heads: int, keys: int, group: int) ->
     problem = Problem(batch=1, seqlen_q=keys, seqlen_k=keys, heads_q=heads * group, heads_k=heads,
                       head_dim=64, head_dim_v=64, causal=True)  # fmt: skip
     pipeline = WarpgroupBackwardPipeline(head_dim=64, head_dim_v=64, causal=True)
-    (kernel,) = narrow_kernels(problem, pipeline, H200, None)[1]
+    (kernel,) = narrow_kernels(problem, pipeline, H200, None).mains
     blocks = -(-keys // pipeline.tile_n)
+    heads, group = heads * group // kernel.tiles.group, kernel.tiles.group
     last = last_heads(heads, blocks, group, H200.sm_count)
     wanted = np.stack([kernel.tiles.block, kernel.tiles.head], axis=1)
     assert np.array_equal(order_tiles(heads, blocks, last), wanted)

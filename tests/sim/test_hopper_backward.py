@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fa4 import cli
 from fa4.config import Problem
 from fa4.designs import design_of
-from fa4.designs.tiles import Lengths
+from fa4.designs.gradients import MainKernel
+from fa4.designs.tiles import Lengths, WorkTiles, divided
 from fa4.hardware import H200
-from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline
+from fa4.plan.schema import Copy
+from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
+from fa4.sim.chip import run_one_by_one
+from fa4.sim.costs import MachineCosts
 from fa4.sim.hopper_backward import backward_pipeline, predict_hopper_backward
-from fa4.sim.machine import find_machine
+from fa4.sim.machine import Machine, find_machine
+from fa4.sim.predict import Simulation, make_runner
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
 from lab.hardware.warpgroup_backward.predicted import (
@@ -51,15 +59,19 @@ def test_the_pipeline_is_the_kernels(dims: tuple[int, int], causal: bool) -> Non
                                                   (200, (0.955,))])  # fmt: skip
 def test_kernels_around_the_main_one_copy_or_read(head_dim: int, shares: tuple[float, ...]) -> None:
     """Seconds of their bytes at the rate of copies where they write about as much as they read."""
-    problem = replace(SMALL, head_dim=head_dim, heads_k=8)
+    problem = replace(SMALL, head_dim=head_dim, heads_k=8, batch=8)
     pipeline = backward_pipeline(problem, H200)
     mains_of = design_of(pipeline).mains
     assert mains_of is not None
-    before, _, after = mains_of(problem, pipeline, H200, None)
+    kernels = mains_of(problem, pipeline, H200, None)
+    assert kernels.zeros == bool(kernels.behind) == (len(shares) == 2)
     found = predict_hopper_backward(problem, MACHINE).kernels
     around = [kernel for kernel in found if kernel.name in ("preprocess", "postprocess")]
     assert [kernel.hbm_seconds * H200.hbm_bytes_per_s for kernel in around] == pytest.approx(
-        [x / share for x, share in zip((before, after), shares, strict=False)]
+        [
+            x / share
+            for x, share in zip((kernels.before, *kernels.behind.values()), shares, strict=True)
+        ]
     )
 
 
@@ -112,16 +124,119 @@ def test_another_pipeline_has_another_time() -> None:
 
 @pytest.mark.parametrize(
     ("record", "bias", "error", "rank"),
-    [(NARROW, (1.05, 1.2), 0.27, 0.98), (WIDE, (0.95, 1.05), 0.12, 0.7)],
+    [(NARROW, (1.0, 1.07), 0.14, 0.96), (WIDE, (0.97, 1.03), 0.12, 0.79)],
 )
 def test_what_was_measured(
     record: str, bias: tuple[float, float], error: float, rank: float
 ) -> None:
-    """The narrow kernels are slower than predicted, all alike; those of the wide ones are up to 11%
-    off, by head dim."""
+    """To 6% in the mean; at most 13% off in short calls, and 11% by wide head dims."""
     found = summarised(list(predicted_gradients(record)))
     assert bias[0] <= found["times"] <= bias[1]
     assert found["largest error"] <= error and found["rank"] >= rank
+    assert found["mean error"] <= 0.06
+
+
+def changed(**figures: float) -> Machine:
+    """The machine with other figures."""
+    return replace(MACHINE, costs=replace(MACHINE.costs, **figures))
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_what_products_leave_of_shared_memory_costs_time(head_dim: int) -> None:
+    """More for threads is faster, and so are shorter waits behind full ports."""
+    problem = replace(SMALL, head_dim=head_dim, heads_k=8, batch=24, seqlen_q=1500)
+    now = predict_hopper_backward(problem, MACHINE).seconds
+    every_other = changed(port_least_share=0.0, bulk_read_bytes=0.0)
+    without = [changed(**{f"full_port_{name}_cycles": 0.0}) for name in ("fence", "latency")]
+    for faster in (changed(port_least_share=0.5), every_other, *without):
+        assert predict_hopper_backward(problem, faster).seconds < now
+
+
+def test_sums_read_what_products_leave() -> None:
+    """Bulk copies have 32 bytes in a cycle of the port in which no product reads, or the least."""
+    plan = warpgroup_backward_plan(WarpgroupBackwardPipeline(), H200)
+    costs = MachineCosts(H200, MACHINE.costs, plan=plan)
+    full, half = 3 * 8 * 32, 2 * 4 * 64  # of a step's cycles, with all of the port or half of it
+    gaps = 0.05  # a lone warpgroup's, between instructions
+    assert 0 < costs.port.free - half / 2 / (full + half) < gaps
+    assert costs.port.threads > costs.port.free and 0.5 < costs.port.full < 0.7
+    sums = costs.amount(Copy(kind="reduce", num_bytes=16384), 1)
+    rate = 32 * costs.port.free
+    assert sums.under == "tensor" and sums.stretch["reduce"] == pytest.approx(15.8 / rate - 1)
+    alone = MachineCosts(H200, MACHINE.costs).amount(Copy(kind="reduce", num_bytes=16384), 1)
+    assert alone.stretch["reduce"] == 0.0
+    assert sums.occupancy_cycles == alone.occupancy_cycles
+
+
+@pytest.mark.parametrize(("head_dim", "names"), [(128, ["sums of parts"]), (256, ["sums of parts"]),
+                                                 (64, ["sums of parts"])])  # fmt: skip
+def test_sums_of_few_heads_are_divided(head_dim: int, names: list[str]) -> None:
+    """As the kernels divide them, and faster than by CTAs that have all heads of a group."""
+    problem = replace(SMALL, batch=1, heads_q=16, heads_k=1, head_dim=head_dim, seqlen_q=1500)
+    found = predict_hopper_backward(problem, MACHINE)
+    assert [x.name for x in found.kernels if x.name == "sums of parts"] == names
+    assert found.tflops > 2 * predict_hopper_backward(problem, one_part()).tflops
+
+
+def one_part() -> Machine:
+    """A GPU that has its SMs' figures and plans for one alone, for which nothing is divided."""
+    return replace(MACHINE, gpu=replace(H200, sm_count=1))
+
+
+def test_the_second_kernel_fills_what_the_first_leaves() -> None:
+    """CTAs of dQ begin where there are no more of the other kernel's: together they take less than
+    one after the other, and no less than either."""
+    problem = replace(SMALL, head_dim=256, heads_k=8, seqlen_q=1500)
+    keys, queries = (x for x in predict_hopper_backward(problem, MACHINE).kernels if x.cycles)
+    (alone,) = (x for x in mains(problem) if x.name == "dQ")
+    runner = make_runner(alone.plan, MACHINE, Simulation(rescale_rate=0.0))
+    start = MACHINE.costs.cta_start_cycles
+    by_itself = run_one_by_one(runner, alone.tiles, H200.sm_count, start).cycles
+    behind = run_one_by_one(runner, alone.tiles, H200.sm_count, start, behind=np.full(132, 1e5))
+    assert behind.cycles == pytest.approx(by_itself + 1e5)
+    assert 0 < queries.cycles <= by_itself < keys.cycles + queries.cycles
+    few = replace(problem, batch=1, heads_q=3, heads_k=3)  # no SM has two CTAs of dK and dV
+    keys, queries = (x for x in predict_hopper_backward(few, MACHINE).kernels if x.cycles)
+    (alone,) = (x for x in mains(few) if x.name == "dQ")
+    by_itself = run_one_by_one(runner, alone.tiles, H200.sm_count, start).cycles
+    assert 0 < queries.cycles < by_itself / 2
+
+
+def mains(problem: Problem) -> list[MainKernel]:
+    """The main kernels of a call."""
+    pipeline = backward_pipeline(problem, H200)
+    mains_of = design_of(pipeline).mains
+    assert mains_of is not None
+    kernels: list[MainKernel] = mains_of(problem, pipeline, H200, None).mains
+    return kernels
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
+def test_parts_of_a_tile_have_its_steps(masked: int, plain: int, parts: int) -> None:
+    """As even as can be, the masked ones last; a part has one step at least."""
+    total = max(masked + plain, 1)
+    trips = np.array([[total, total - plain, plain]])
+    zeros = np.zeros(1, np.int64)
+    found = divided(
+        WorkTiles(trips=trips, batch=zeros, head=zeros, block=zeros, first=zeros), parts
+    )
+    steps = found.trips
+    assert len(steps) == len(found.batch) == parts and (steps[:, 0] == steps[:, 1:].sum(1)).all()
+    assert steps[:, 0].min() >= 1 and np.ptp(steps[:, 0]) <= 1
+    if total >= parts:
+        assert steps.sum(0).tolist() == trips[0].tolist()
+        assert (np.diff(np.sign(steps[:, 1])) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "slower"), [(216, True), (208, False), (72, True), (80, False)]
+)
+def test_rows_within_sectors_are_loaded_more_slowly(head_dim: int, slower: bool) -> None:
+    """Of head dims that are odd multiples of 8, by what was measured."""
+    problem = replace(SMALL, head_dim=head_dim, head_dim_v=head_dim, heads_k=8, batch=8)
+    now = predict_hopper_backward(problem, MACHINE).seconds
+    whole = predict_hopper_backward(problem, changed(half_sector_share=1.0)).seconds
+    assert (whole < now) == slower
 
 
 def test_ranks() -> None:

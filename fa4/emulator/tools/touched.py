@@ -1,4 +1,4 @@
-"""What kinds of memory an instruction touches, so that only accesses that can conflict are compared.
+"""What kinds of memory an instruction touches: only accesses of the same kind can conflict.
 
 Two accesses conflict if they touch the same bytes. Bytes of one kind of memory are never those of
 another; an mbarrier is a kind of its own: its bytes must not be used for anything else between
