@@ -236,6 +236,11 @@ RECORDS = (
         for gpu in ("", "_h100")
     ),
     _confirmed(
+        "hopper_random_gradients_anew",
+        "GPU: fa4 bench --random 200 --backward --backends fa4 --timing graph --json",
+        "fa4.commands.bench_random", *_KERNELS,
+    ),
+    _confirmed(
         "hopper_splits", "GPU: python3 -m lab.hardware.warpgroup_forward.splits OUT.json",
         "lab.hardware.warpgroup_forward.splits", *_KERNELS,
     ),

@@ -32,6 +32,7 @@ GRADIENT_KINDS = (
     ("the same, in a fixed order", "warpgroup_backward", True),
     ("head dims above 128", "warpgroup_backward_wide", False),
 )
+LONG_S = 1e-3  # of random calls
 GRADIENT_PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cudnn", "flash": "flash-attn-2"}
 
 
@@ -273,13 +274,14 @@ def render_gradient_predictions() -> str:
 def render_random_gradient_predictions() -> str:
     """Random calls of gradients: predicted speed over measured, by kind of kernel and length."""
     rows = []
-    for record in ("hopper_random_gradients", "hopper_random_gradients_h100"):
+    for record in ("hopper_random_gradients_anew", "hopper_random_gradients_h100"):
         found = list(random_gradients(record))
         gpu = read_record(record)["device"].split()[1]
         for title, calls in (
             ("head dims to 128", [x for x in found if not x.wide]),
+            ("of these, at least 1 ms", [x for x in found if not x.wide and x.seconds >= LONG_S]),
             ("head dims above 128", [x for x in found if x.wide]),
-            ("at least 1 ms", [x for x in found if x.seconds >= 1e-3]),
+            ("of these, at least 1 ms", [x for x in found if x.wide and x.seconds >= LONG_S]),
         ):
             one = summarised(calls)
             rows.append((gpu, title, f"{one['calls']:.0f}", f"{one['times']:.3f}",

@@ -7,6 +7,7 @@
 
 constexpr int KIB = 1024, A_BYTES = 16 * KIB, B_AT = 32 * KIB, PLACES_AT = 96 * KIB, PLACES = 16 * KIB;
 constexpr int SMEM = PLACES_AT + PLACES + KIB, CHAIN = 32, CHAINS = 4, ROW_BYTES = 128, IN_A_ROW = 8;
+constexpr double LEAST_CYCLES = 4e5;
 constexpr long ADDED = 16l << 20;  // bytes of L2 that sums are added to
 enum Access { LATENCY, LOADS, STORES, MATRICES, SHOWN, PHASE, BULK_SUMS, VECTOR_SUMS };
 struct Kind {
@@ -154,12 +155,14 @@ void one_case(int groups, int warps) {
   const Run run = launcher(beside<ACCESS, WIDTH, REGISTERS, ACROSS>, all ? sms : 1, 128 * groups + 128, SMEM, groups, warps, count, sums,
                            (float*)nullptr);
   std::vector<double> cycles, intervals;
-  run(2000);
+  // As many as last for a hundred of the multiplying loop's rounds, which is what is counted.
+  const long less = static_cast<long>(LEAST_CYCLES / run(500) * 500) + 100;
+  run(4 * less);
   for (int i = 0; i < repeats(); ++i) {
-    const double short_run = run(500);
+    const double short_run = run(less);
     const double few = count[0];
-    const double more = run(2000) - short_run;
-    cycles.push_back(more / 1500);
+    const double more = run(4 * less) - short_run;
+    cycles.push_back(more / (3.0 * less));
     intervals.push_back(more / ((count[0] - few) * CHAIN * groups));
   }
   const Kind kind = KINDS[ACCESS];
