@@ -15,13 +15,14 @@ from fa4.designs import plan_of
 from fa4.hardware import H100, H200
 from fa4.sim import engine
 from fa4.sim.cost_table import CostTable, HopperCosts
+from fa4.sim.costs import LEAST_LEFT
 from fa4.sim.machine import find_machine
 from fa4.sim.power import H200_POWER
 from fa4.sim.predict import Simulation, make_runner
 from lab.hardware.hopper_units import power
-from lab.hardware.hopper_units.figures import STARTS, STEPS, figures, parse, report
+from lab.hardware.hopper_units.figures import PORTS, STARTS, STEPS, figures, parse, report
 from lab.hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
-from lab.hardware.hopper_units.products import WIDTHS, header
+from lab.hardware.hopper_units.products import ACROSS, WIDTHS, header
 from lab.pages.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from lab.records import read_record, record_path
 
@@ -283,7 +284,8 @@ def test_products_are_made_for_each_width() -> None:
     """As many accumulators as the width needs, with A from registers and from shared memory."""
     text = "\n".join(header())
     for width in WIDTHS:
-        assert text.count(f"m64n{width}k16.f32.bf16.bf16") == 2
+        kinds = 4 if width in ACROSS else 2
+        assert text.count(f"m64n{width}k16.f32.bf16.bf16") == kinds
         assert f"float (&d)[{width // 2}]" in text
 
 
@@ -334,3 +336,55 @@ def test_softmax_is_slower_beside_products() -> None:
     ]
     assert len(ratios) == 16
     assert min(ratios) > 0.29 and max(ratios) < 0.69 < HopperCosts().register_contention
+
+
+FULL = "m64n64k16, A from shared memory, warpgroups {}"
+PORT_BYTES = 128
+
+
+def port(access: str, products: str) -> float:
+    """Cycles of an access beside products."""
+    return figures(PORTS)[f"ports/{access}, beside {products}, time"].value
+
+
+def test_what_products_leave_of_shared_memory_is_the_simulators() -> None:
+    """Its figures follow from those measured: shares of the port, waits, bytes of bulk copies."""
+    costs = find_machine("h200").costs
+    cycles = 16 * 1024 / PORT_BYTES  # of the port, for eight stores of a warpgroup
+    share = cycles / port("16-byte stores, warps 4", FULL.format(2))
+    assert share == pytest.approx(costs.port_least_share, rel=0.05)
+    less = {"m64n128k16, A from shared memory, warpgroups 2": 0.25,
+            "m64n64k16, A from registers, across rows, warpgroups 2": 0.5}  # fmt: skip
+    for products, left in less.items():
+        assert left - 0.06 < cycles / port("16-byte stores, warps 4", products) < left + 0.03
+        found = 16 * 1024 / port("bulk sums of all SMs, warps 1", products)
+        assert found == pytest.approx(costs.bulk_read_bytes * left, rel=0.05)
+    rate = 16 * 1024 / port("bulk sums of all SMs, warps 1", FULL.format(2))
+    assert rate == pytest.approx(costs.bulk_read_bytes * LEAST_LEFT, rel=0.1)
+    stored = 4 * 512 / PORT_BYTES  # by the four warps that show a store
+    for others in (1, 2):
+        load = port("a load's latency, warps 1", FULL.format(others))
+        latency = (load - port("a load's latency, warps 1", "nothing")) / others
+        busy = port("16-byte stores, warps 4", FULL.format(others)) / cycles
+        shown = port("a store shown, warps 4", FULL.format(others))
+        fence = (shown - port("a store shown, warps 4", "nothing") - stored * (busy - 1)) / others
+        for found, name in ((latency, "latency"), (fence, "fence")):
+            least, most = HopperCosts.intervals()[f"full_port_{name}_cycles"]
+            assert 0.85 * least < found < 1.15 * most
+
+
+def test_rows_within_sectors_are_the_simulators() -> None:
+    """Wide heads, all of whose rows begin in the middle of a sector, against those that do not."""
+    found = figures(PORTS)
+    for columns in (168, 184, 200, 216, 232, 248):
+        first, second = (
+            found[f"rows/{columns} columns, of two heads the {which}, all SMs"].value
+            for which in ("first", "second")
+        )
+        assert first / second == pytest.approx(
+            find_machine("h200").costs.half_sector_share, abs=0.07
+        )
+        earlier = found[
+            f"rows/{columns} columns, of two heads the second, 8 columns earlier, all SMs"
+        ]
+        assert earlier.value == pytest.approx(first, rel=0.05)
