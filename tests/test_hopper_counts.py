@@ -114,7 +114,7 @@ def test_the_simulator_moves_what_was_counted() -> None:
         given = kernel["configuration"]
         found = simulate.traffic(kernel, simulate.prediction(given))
         ratios = {name: here / there for name, (there, here) in found.items()}
-        assert 0.92 < ratios["shared_wavefronts"] < 1.0, given
+        assert 0.92 < ratios["shared_wavefronts"] < 1.01, given
         margin = 0.17 if given["spec"].get("causal") else 0.05
         assert abs(ratios["dram_bytes"] - 1.0) < margin, given
         assert ratios["l2_bytes"] > 0.83, given

@@ -29,7 +29,7 @@ import numpy as np
 
 WAIT, ARRIVE, WORK, LOOP, END, TILE_END = range(6)
 
-UNITS_PER_WORK = 5
+UNITS_PER_WORK = 6
 # Arrival times kept per arriver; a waiter may lag behind by this many phases (a ring of 32 stages
 # is the largest in use).
 HISTORY = 128

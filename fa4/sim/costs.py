@@ -1,10 +1,9 @@
 """From amounts of work to cycles on a machine's units, each rule with its source.
 
-Units of one SM: tensor (products), smem (the shared-memory port: operand reads and, where it is not
-known who comes first, register stores and reduce reads), lsu (what threads take of the port, where
-it is known that products come first), mufu, fma, alu, issue (instruction slots), tmem_load,
-tmem_store, tma (bulk loads), tma_store, dsmem, reduce. Rates come from `Gpu`, latencies and rules
-from `CostTable`.
+Units of one SM: tensor (products), smem (the shared-memory port: operand reads, register stores,
+reduce reads), lsu (what threads take of that port, beside products where these come first), mufu,
+fma, alu, issue (instruction slots), tmem_load, tmem_store, tma (bulk loads), tma_store, dsmem,
+reduce. Rates come from `Gpu`, latencies and rules from `CostTable`.
 """
 
 from __future__ import annotations
@@ -216,11 +215,13 @@ class MachineCosts:
 
     def _read_in_bulk(self, cost: WorkCost, unit: str, rate: float, size: int) -> WorkCost:
         """A bulk copy out of shared memory: at `rate`, and beside products by what they leave."""
+        port = {"smem": size / self.gpu.smem_bytes_per_clk}
+        cost = replace(cost, occupancy_cycles=dict(cost.occupancy_cycles) | port)
         if not self.table.bulk_read_bytes:
-            port = {"smem": size / self.gpu.smem_bytes_per_clk}
-            return replace(cost, occupancy_cycles=dict(cost.occupancy_cycles) | port)
+            return cost
         left = max(self.port.free, LEAST_LEFT) * self.table.bulk_read_bytes
-        return replace(cost, under="tensor", stretch={unit: max(rate / left - 1.0, 0.0)})
+        stretch = {unit: max(rate / left - 1.0, 0.0)}
+        return replace(cost, under="tensor", stretch=stretch, passes=PORT)
 
     def _tmem(self, amount: TmemAccess, warps: int) -> WorkCost:
         num_bytes = WARP * warps * amount.cols * 4
@@ -239,13 +240,12 @@ class MachineCosts:
             cost = self._math(amount.among, warps)
         late = self.table.smem_latency_cycles + cost.latency_cycles
         late += self.port.full * self.table.full_port_latency_cycles * (self.groups - 1)
+        occupancy = {"smem": cycles, **cost.occupancy_cycles}
         if self.table.port_least_share:  # products come first
-            unit, stretch = "lsu", {"lsu": 1.0 / self.port.threads - 1.0, **cost.stretch}
+            occupancy["lsu"] = cycles
+            stretch = {"lsu": 1.0 / self.port.threads - 1.0, **cost.stretch}
             cost = replace(cost, under="tensor", stretch=stretch)
-        else:
-            unit, cost = "smem", replace(cost, passes=PORT)
-        occupancy = {unit: cycles, **cost.occupancy_cycles}
-        return replace(cost, occupancy_cycles=occupancy, latency_cycles=late)
+        return replace(cost, occupancy_cycles=occupancy, passes=PORT, latency_cycles=late)
 
     def _global_store(self, amount: GlobalStore, warps: int) -> WorkCost:
         rate = self.table.tma_store_bytes_per_clk  # what L2 takes of all SMs, whoever stores
