@@ -254,7 +254,7 @@ def summarize(
     code = runner.code
     if not runs:
         shape = (len(code.role_names), len(code.signal_names))
-        return ChipRun(0.0, np.zeros(len(code.unit_names)), np.zeros(shape), 0, 0.0)
+        return ChipRun(0.0, np.zeros(len(code.unit_names)), np.zeros(shape), 0, 0.0, finish)
     times = [1] * len(runs) if counts is None else counts
     weighed = list(zip(times, runs, strict=True))
     busy = sum((n * run.busy for n, run in weighed), np.zeros_like(runs[0].busy)) / machines

@@ -172,7 +172,7 @@ def _simulated(
     launch = costs.launch_ns * 1e-9 if behind is None else 0.0
     seconds = max(taken / clock_hz, memory.hbm_seconds) + launch
     busy = {
-        name: min(float(x) / max(taken, float(x), 1.0), 1.0)
+        name: float(x) / max(taken, float(x), 1.0)
         for name, x in zip(runner.code.unit_names, run.busy, strict=True)
     }
     return replace(memory, cycles=taken, seconds=seconds, unit_busy=busy), clock_hz, run.finish

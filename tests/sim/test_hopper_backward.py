@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fa4 import cli
@@ -99,6 +99,25 @@ def test_sequences_of_a_batch_and_a_fixed_order() -> None:
     assert whole == parts
     fixed = predict_hopper_backward(SMALL, MACHINE, deterministic=True)
     assert fixed.seconds > whole.seconds
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.builds(Lengths, st.sampled_from([0, 1, 7, 300, 1500]),
+                       st.sampled_from([0, 0, 0, 9, 3000])), min_size=1, max_size=3),
+    st.sampled_from([40, 64, 128, 200, 256]), st.booleans(), st.booleans(),
+)  # fmt: skip
+@example([Lengths(100, 0)], 256, False, False)
+def test_sequences_may_be_empty(
+    lengths: list[Lengths], head_dim: int, causal: bool, deterministic: bool
+) -> None:
+    """Of queries, of keys or of both: it takes some time, and no unit more than all of it."""
+    problem = replace(SMALL, head_dim=head_dim, head_dim_v=head_dim, causal=causal)
+    found = predict_hopper_backward(
+        problem, MACHINE, lengths=tuple(lengths), deterministic=deterministic
+    )
+    assert 0 < found.seconds < 1 and found.tflops >= 0
+    assert all(0 <= x <= 1 for kernel in found.kernels for x in kernel.unit_busy.values())
 
 
 @pytest.mark.parametrize(
