@@ -15,8 +15,6 @@ Importing this package loads neither torch nor NumPy.
 from __future__ import annotations
 
 import importlib
-import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,13 +25,6 @@ if TYPE_CHECKING:
     from fa4.distributed.methods import make_plan
     from fa4.distributed.plan import CommunicationPlan, Sizes, Spec
     from fa4.distributed.replaced import context_parallel
-
-if "torch" in sys.modules:
-    # Its functions take the default group of the moment as their own default. Loaded only after
-    # init_process_group, as torch._dynamo does, it keeps that group beyond destroy_process_group,
-    # and a thread of it may end the process with an abort at its end (torch 2.13).
-    with suppress(ImportError):  # a torch without torch.distributed
-        importlib.import_module("torch.distributed.nn")
 
 _HOMES = {
     "CommunicationPlan": "plan",

@@ -11,6 +11,7 @@ import torch
 from fa4.config import Window, require
 from fa4.distributed.blocks import SequenceMask
 from fa4.distributed.chosen import GroupPlace, choose, hosts_of, known_machine
+from fa4.distributed.default_group import keep_no_default_group
 from fa4.distributed.layout import RowLayout, check_offsets, make_layout
 from fa4.distributed.methods import check_spec
 from fa4.distributed.plan import Sizes, Spec
@@ -234,3 +235,6 @@ def unshard(x: Any, layout: RowLayout, group: Any = None, dim: int = 1) -> Any:
 
     parts = gather_objects(process_group(group), x.detach().cpu())
     return layout.unshard([part.to(x.device) for part in parts], dim)
+
+
+keep_no_default_group()

@@ -108,15 +108,14 @@ def test_a_lost_rank_is_said_in_one_line(when: str, words: str, tmp_path: Path) 
     assert state == "unchanged" and len(said) < 400
 
 
-NOTHING_LEFT = """
-import sys
-import torch
+BEGIN = """
 import torch.distributed as dist
-from fa4 import distributed
-
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 group = dist.group.WORLD
 before = sys.getrefcount(group)
+"""
+CALL_AND_END = """
+import torch
 x = torch.randn(1, 8, 2, 16, dtype=torch.float64, requires_grad=True)
 distributed.attention(x, x, x, causal=True).sum().backward()
 del x
@@ -124,13 +123,28 @@ import torch._dynamo
 assert sys.getrefcount(group) == before, (before, sys.getrefcount(group))
 dist.destroy_process_group()
 assert sys.getrefcount(group) == 2, sys.getrefcount(group)  # the name, and the argument
+import torch.distributed.nn
+assert torch.distributed.nn.all_reduce.__defaults__[-1] is None
 """
 
 
-def test_nothing_keeps_a_group_that_is_destroyed(tmp_path: Path) -> None:
-    """Its threads end with it, and not in an abort with the process."""
+@pytest.mark.parametrize(
+    ("before", "between"),
+    [
+        ("import torch\nfrom fa4 import distributed", ""),
+        ("from fa4 import distributed\nimport torch", ""),
+        ("", "from fa4 import distributed"),
+        ("", "import torch.distributed.nn\nfrom fa4 import distributed"),
+    ],
+)
+def test_nothing_keeps_a_group_that_is_destroyed(before: str, between: str, tmp_path: Path) -> None:
+    """Its threads end with it, not in an abort with the process, whatever is loaded when."""
+    end = CALL_AND_END
+    if "nn" in between:  # the caller keeps the group, until this package is loaded
+        end = end.replace("== before", "<= before")
+    program = "\n".join(("import sys", before, BEGIN, between, end))
     done = subprocess.run(
-        [sys.executable, "-c", NOTHING_LEFT, str(tmp_path / "meeting")],
+        [sys.executable, "-c", program, str(tmp_path / "meeting")],
         cwd=ROOT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, check=False, text=True,
         capture_output=True,
     )  # fmt: skip
