@@ -147,6 +147,7 @@ def make(
                     **one.with_smem(smem).describe(),
                     "wgmma": products[one.resources.name].instructions,
                     "wgmma_wait": products[one.resources.name].wait,
+                    "late_exponentials": products[one.resources.name].late,
                 }
                 for one in kernels
             ],
@@ -265,6 +266,11 @@ def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterato
         yield (
             f"the compiler WAITS for each of {kernel['wgmma']} wgmma: registers do not suffice "
             "for all products that are under way"
+        )
+    if kernel["late_exponentials"]:
+        yield (
+            f"the compiler has MOVED {kernel['late_exponentials']} exponentials of the code behind "
+            "the wait for the products beside which they were to be"
         )
     dynamic = kernel["dynamic_smem_bytes"]
     smem, tmem = "", ""

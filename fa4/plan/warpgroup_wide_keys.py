@@ -182,15 +182,17 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
     depth, cols = pipeline.depths[0], pipeline.sum_dims[1]
     held = held_registers(pipeline, "values")
     powers = unpacked(mufu=ELEMENTS, fma=ELEMENTS, alu=ELEMENTS / 2)
+    # In machine code stores stand among exponentials, as loads of P do among what makes dS.
+    handed = Work("exp S, write P", SmemAccess(num_bytes=P_BYTES, among=powers),
+                  reads=("lse",), writes=("p",))  # fmt: skip
     begin: Program = (
         Wait("q_full"),
         *start("s", product(pipeline, TILE_ROWS, depth, from_registers=held > 0), ("k", "q")),
     )
     step: Program = (
         Wait("s_done"),
-        Work("exp S", powers, reads=("lse",)),
+        handed,
         Arrive("q_empty"),
-        Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
         Arrive("p_full"),
         Wait("do_full"),
         *start("dv", product(pipeline, cols, TILE_ROWS, from_registers=True), ("do",)),
@@ -219,10 +221,9 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
     )
     step: Program = (
         Wait("p_full"),
-        Work("read P", SmemAccess(num_bytes=P_BYTES), reads=("p",)),
         Wait("q_full"),
         Wait("dp_done"),
-        Work("dS", gradients, reads=("d",)),
+        Work("read P, dS", SmemAccess(num_bytes=P_BYTES, among=gradients), reads=("p", "d")),
         Arrive("do_empty"),
         *start("dk", product(pipeline, cols, TILE_ROWS, from_registers=True), ("q",)),
     )

@@ -40,7 +40,7 @@ def test_tiles_are_as_wide_as_the_machine_allows() -> None:
 @pytest.mark.parametrize(
     ("make", "gone", "found"),
     [
-        (wide_keys_plan, (Wait("p_full"), Arrive("p_full")), "read P of keys"),
+        (wide_keys_plan, (Wait("p_full"), Arrive("p_full")), "read P, dS of keys"),
         (wide_keys_plan, (Wait("q_empty"),), "q_empty"),
         (wide_keys_plan, (Wait("keys_read"), Arrive("keys_read")), "write dV of values"),
         (wide_keys_plan, (Wait("dk_done"), Arrive("dk_done", after="tensor")), "dk"),

@@ -128,17 +128,18 @@ def test_ignored_registers_are_said() -> None:
     kernel = {"ptx": {"budgets": [("inc", 152)]}, "registers_at_launch": 128, "frame_bytes": 0,
               "instructions": None, "dynamic_smem_bytes": 0, "static_smem_bytes": 0,
               "planned": False, "ignored_budgets": [], "wgmma": 64,
-              "wgmma_wait": False}  # fmt: skip
+              "wgmma_wait": False, "late_exponentials": 0}  # fmt: skip
     line = "registers per thread at launch: 128; setmaxnreg: 152 (inc)"
     assert next(compile_command.render_memory(kernel, {})) == line
     kernel["ignored_budgets"] = [152]
     ignoring = next(compile_command.render_memory(kernel, {}))
     assert ignoring == f"{line}; the compiler IGNORES 152"
     lines = list(compile_command.render_memory(kernel, {"tmem_columns_limit": 0}))
-    assert not any("WAITS" in one for one in lines)
-    kernel["wgmma_wait"] = True
+    assert not any("WAITS" in one or "MOVED" in one for one in lines)
+    kernel |= {"wgmma_wait": True, "late_exponentials": 32}
     lines = list(compile_command.render_memory(kernel, {"tmem_columns_limit": 0}))
-    assert any(one.startswith("the compiler WAITS for each of 64 wgmma") for one in lines)
+    for start in ("the compiler WAITS for each of 64 wgmma", "the compiler has MOVED 32 exp"):
+        assert any(one.startswith(start) for one in lines), start
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("cutlass")
 
 from fa4.compiled.backward import compile_warpgroup_backward
 from fa4.inspect.codegen import read_kernels
-from fa4.inspect.products import KernelProducts, read_products
+from fa4.inspect.products import KernelProducts, count_beside, read_products
 from fa4.kit.units import MMA_DEPTH
 from fa4.plan.schema import Arrive, Loop, Wait
 from fa4.plan.warpgroup_backward import dq_columns
@@ -108,6 +110,7 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) ->
     for products in read_products(cubin, ptx).values():
         assert products.instructions == products.ptx_instructions
         assert products.groups == products.ptx_groups and not products.wait
+        assert products.late <= products.ptx_exponentials / 2  # none but of the first step
 
 
 @pytest.mark.slow
@@ -131,6 +134,18 @@ def test_what_is_no_cubin_is_refused() -> None:
 def test_kernels_without_machine_code_do_not_wait() -> None:
     assert not KernelProducts(0, 0, 64, 10).wait and KernelProducts(64, 64, 64, 10).wait
     assert not KernelProducts(64, 10, 64, 10).wait and not KernelProducts(5, 5, 5, 5).wait
+    assert KernelProducts(0, 0, 64, 10, 0, 32).late == 0
+    assert KernelProducts(64, 10, 64, 10, 2, 32).late == 30
+
+
+@given(st.lists(st.sampled_from(("product", "wait", "exponential"))))
+def test_an_exponential_beside_a_product_is_one_of_a_wait_behind(steps: list[str]) -> None:
+    """Moved behind that wait it counts no longer; waits that follow one another are like one."""
+    names = {step[0]: step for step in steps} | {"p": "product"}
+    text, found = "".join(step[0] for step in steps), count_beside(steps)
+    assert found == sum(len(one) - 1 for one in re.findall("e+w", text))
+    assert count_beside([x for step in steps for x in [step] * (1 + (step == "wait"))]) == found
+    assert count_beside(names[x] for x in re.sub("(e+)w", r"w\1p", text)) == 0
 
 
 def test_too_many_products_under_way_are_seen(tmp_path: Path) -> None:

@@ -162,6 +162,9 @@ def test_products_are_the_plans(traced: Traced) -> None:
     shape = rf"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k{spec.depth}"
     shapes = set(re.findall(shape, traced.ptx))
     assert shapes == {str(spec.tile_n), str(spec.pipeline.head_dim_v)}
+    found = read_products(traced.compiled.artifacts.CUBIN, traced.ptx).values()
+    (products,) = (one for one in found if one.instructions)
+    assert products.exponentials == products.ptx_exponentials and not products.late
 
 
 def test_l2_fetches_what_has_no_place_yet(traced: Traced) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from fa4.inspect.codegen import read_kernels
 from fa4.inspect.products import read_products
 from fa4.plan.schema import Arrive, PipelinePlan, Wait
 from fa4.plan.warpgroup_wide import TILE_ROWS
+from fa4.sm90.wide import queries_consumer
 from fa4.sm90.wide.spec import WideBackwardSpec
 from tests.sm90.test_plan_trace import init_counts, signalled
+from tests.sm100.altered import Edit, put_in_place
 
 SPECS: dict[str, dict[str, Any]] = {
     "widest": {"head_dim": 256, "head_dim_v": 256, "causal": True},
@@ -92,6 +95,33 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedWide) -> None
         assert code.resources.stack_bytes == code.resources.frame_bytes == 0
     products = read_products(artifacts.CUBIN, artifacts.PTX).values()
     assert sum(x.instructions > 0 for x in products) == 2 and not any(x.wait for x in products)
+    assert sum(x.ptx_exponentials for x in products) == pipeline.tile_n  # of dQ's steps
+    assert sum(x.late for x in products) >= pipeline.tile_n / 3
+
+
+def test_exponentials_stay_where_they_are_held(tmp_path: Path) -> None:
+    """Planted: what ptxas does not move. Then the plan is no longer that of the machine code."""
+    wait = '    signals.wait("dp#_done")\n'
+    edits = [Edit(queries_consumer, wait, f"    hold_before(p)\n{wait}")]
+    with pytest.MonkeyPatch.context() as patch:
+        put_in_place(edits, tmp_path, patch)
+        compiled = compile_wide_backward(WideBackwardSpec(head_dim=256, head_dim_v=256))
+    products = read_products(compiled.artifacts.CUBIN, compiled.artifacts.PTX)
+    assert not any(one.late or one.wait for one in products.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_of_all_head_dims_run_beside_one_another(causal: bool) -> None:
+    """And all exponentials but those of first steps stand behind dP's wait, as the plan says."""
+    for head_dim in range(136, 257, 8):
+        spec = WideBackwardSpec(head_dim=head_dim, head_dim_v=head_dim, causal=causal)
+        artifacts = compile_wide_backward(spec).artifacts
+        products = read_products(artifacts.CUBIN, artifacts.PTX).values()
+        assert not any(one.wait for one in products), head_dim
+        steps = sum(one.ptx_exponentials for one in products)
+        assert steps == spec.pipeline.tile_n, head_dim
+        assert sum(one.late for one in products) >= steps / 3, head_dim
 
 
 def test_both_kernels_may_run_at_once(traced: TracedWide) -> None:
