@@ -148,6 +148,8 @@ def make(
                     "wgmma": products[one.resources.name].instructions,
                     "wgmma_wait": products[one.resources.name].wait,
                     "late_exponentials": products[one.resources.name].late,
+                    "uniform_moves": products[one.resources.name].moves,
+                    "descriptors_by_threads": products[one.resources.name].by_threads,
                 }
                 for one in kernels
             ],
@@ -271,6 +273,11 @@ def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterato
         yield (
             f"the compiler has MOVED {kernel['late_exponentials']} exponentials of the code behind "
             "the wait for the products beside which they were to be"
+        )
+    if kernel["descriptors_by_threads"]:
+        yield (
+            f"threads COMPUTE descriptors: {kernel['uniform_moves']} moves to uniform registers "
+            f"for {kernel['wgmma']} wgmma"
         )
     dynamic = kernel["dynamic_smem_bytes"]
     smem, tmem = "", ""

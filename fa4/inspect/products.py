@@ -1,9 +1,10 @@
 """Hopper's products in machine code: has ptxas left them, and what runs beside them, in place?
 
 Where registers do not suffice for all products that are under way, ptxas waits for each of their
-instructions (its message C7512), and the tensor core idles. And it moves arithmetic behind a wait
-for products that the PTX has beside them. NVIDIA does not document the encoding; that of these
-instructions was read beside nvdisasm's text.
+instructions (its message C7512), and the tensor core idles. It moves arithmetic behind a wait for
+products that the PTX has beside them. And where uniform registers do not suffice for descriptors,
+threads compute them and move each there, before the product that takes it. NVIDIA does not document
+the encoding; that of these instructions was read beside nvdisasm's text.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _INSTRUCTION_BYTES = 16
 # The lowest 12 bits: HGMMA of 16-bit types, QGMMA of 8-bit types; A in shared memory, in registers.
 _OPCODES = (0x9F0, 0xDF0, 0x9F3, 0xDF3)
 _NO_GROUP = 7  # in bits 84 to 86, of an instruction that does not end a group
+_TO_UNIFORM = 0x2CA  # R2UR
+MOST_MOVED = 0.4  # moves for a product: of kernels with uniform descriptors up to 0.3
 _MUFU, _EX2 = 0x308, 2  # the function is in bits 74 to 77
 _WARPGROUP, _DEPBAR = 0x9C5, 1  # bit 80: it waits for products
 _PRODUCT, _WAIT, _EXPONENTIAL = "product", "wait", "exponential"
@@ -32,6 +35,7 @@ class KernelProducts:
     """wgmma of a kernel: instructions and groups of the machine code, and those of its PTX.
 
     exponentials: those with products of their own warp under way, which are waited for behind them.
+    moves: of words from threads' registers to uniform ones, between products of one group.
     """
 
     instructions: int
@@ -40,6 +44,7 @@ class KernelProducts:
     ptx_groups: int
     exponentials: int = 0
     ptx_exponentials: int = 0
+    moves: int = 0
 
     @property
     def wait(self) -> bool:
@@ -51,6 +56,11 @@ class KernelProducts:
     def late(self) -> int:
         """Exponentials that ptxas has moved behind the wait for products beside which they were."""
         return max(0, self.ptx_exponentials - self.exponentials) if self.instructions else 0
+
+    @property
+    def by_threads(self) -> bool:
+        """Do threads compute descriptors: do many products of a group wait for such moves?"""
+        return self.moves > MOST_MOVED * (self.instructions - self.groups) > 0
 
 
 def read_products(cubin: bytes, ptx: str) -> dict[str, KernelProducts]:
@@ -69,6 +79,7 @@ def read_products(cubin: bytes, ptx: str) -> dict[str, KernelProducts]:
             *_count(code.get(name, b"")), text.count("wgmma.mma_async"),
             text.count("wgmma.commit_"), count_beside(_steps(code.get(name, b""))),
             count_beside(_STEPS[found[0]] for found in _STEP.finditer(text)),
+            _moves(code.get(name, b"")),
         )
         for name, text in _kernels(ptx)
     }  # fmt: skip
@@ -110,6 +121,16 @@ def _steps(code: bytes) -> Iterator[str]:
             yield _WAIT
         elif opcode == _MUFU and high >> 10 & 0xF == _EX2:
             yield _EXPONENTIAL
+
+
+def _moves(code: bytes) -> int:
+    """Moves to uniform registers between products of one group."""
+    found, within = 0, False
+    for opcode, high in _instructions(code):
+        if opcode in _OPCODES:
+            within = high >> 20 & 7 == _NO_GROUP
+        found += within and opcode == _TO_UNIFORM
+    return found
 
 
 def _count(code: bytes) -> tuple[int, int]:

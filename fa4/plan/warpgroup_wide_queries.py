@@ -202,9 +202,8 @@ def _step(pipeline: WideBackwardPipeline, i: int, *, first: bool = False) -> Pro
         *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
         *(done if before else start_sum),
         Wait(f"s{i}_done"),
-        Wait(f"dp{i}_done"),
-        # The code has them before that wait, the machine code behind it: ptxas moves them.
         Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
+        Wait(f"dp{i}_done"),
         Arrive("v_empty"),
         Work(f"dS{i}", unpacked(fma=2 * tile)),
         *(() if before else done),

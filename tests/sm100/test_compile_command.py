@@ -128,17 +128,19 @@ def test_ignored_registers_are_said() -> None:
     kernel = {"ptx": {"budgets": [("inc", 152)]}, "registers_at_launch": 128, "frame_bytes": 0,
               "instructions": None, "dynamic_smem_bytes": 0, "static_smem_bytes": 0,
               "planned": False, "ignored_budgets": [], "wgmma": 64,
-              "wgmma_wait": False, "late_exponentials": 0}  # fmt: skip
+              "wgmma_wait": False, "late_exponentials": 0, "uniform_moves": 300,
+              "descriptors_by_threads": False}  # fmt: skip
     line = "registers per thread at launch: 128; setmaxnreg: 152 (inc)"
     assert next(compile_command.render_memory(kernel, {})) == line
     kernel["ignored_budgets"] = [152]
     ignoring = next(compile_command.render_memory(kernel, {}))
     assert ignoring == f"{line}; the compiler IGNORES 152"
     lines = list(compile_command.render_memory(kernel, {"tmem_columns_limit": 0}))
-    assert not any("WAITS" in one or "MOVED" in one for one in lines)
-    kernel |= {"wgmma_wait": True, "late_exponentials": 32}
+    assert not any(word in one for one in lines for word in ("WAITS", "MOVED", "COMPUTE"))
+    kernel |= {"wgmma_wait": True, "late_exponentials": 32, "descriptors_by_threads": True}
     lines = list(compile_command.render_memory(kernel, {"tmem_columns_limit": 0}))
-    for start in ("the compiler WAITS for each of 64 wgmma", "the compiler has MOVED 32 exp"):
+    for start in ("the compiler WAITS for each of 64 wgmma", "the compiler has MOVED 32 exp",
+                  "threads COMPUTE descriptors: 300 moves"):  # fmt: skip
         assert any(one.startswith(start) for one in lines), start
 
 

@@ -111,6 +111,7 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) ->
         assert products.instructions == products.ptx_instructions
         assert products.groups == products.ptx_groups and not products.wait
         assert products.late <= products.ptx_exponentials / 2  # none but of the first step
+        assert not products.by_threads
 
 
 @pytest.mark.slow

@@ -164,7 +164,8 @@ def test_products_are_the_plans(traced: Traced) -> None:
     assert shapes == {str(spec.tile_n), str(spec.pipeline.head_dim_v)}
     found = read_products(traced.compiled.artifacts.CUBIN, traced.ptx).values()
     (products,) = (one for one in found if one.instructions)
-    assert products.exponentials == products.ptx_exponentials and not products.late
+    assert products.exponentials == products.ptx_exponentials
+    assert not products.late and not products.by_threads
 
 
 def test_l2_fetches_what_has_no_place_yet(traced: Traced) -> None:

@@ -13,9 +13,10 @@ pytest.importorskip("cutlass")
 
 from fa4.compiled.backward import compile_wide_backward
 from fa4.inspect.codegen import read_kernels
-from fa4.inspect.products import read_products
+from fa4.inspect.products import KernelProducts, read_products
 from fa4.plan.schema import Arrive, PipelinePlan, Wait
 from fa4.plan.warpgroup_wide import TILE_ROWS
+from fa4.sm90.forward import products
 from fa4.sm90.wide import queries_consumer
 from fa4.sm90.wide.spec import WideBackwardSpec
 from tests.sm90.test_plan_trace import init_counts, signalled
@@ -93,35 +94,44 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedWide) -> None
     artifacts = traced.compiled.artifacts
     for code in read_kernels(artifacts.CUBIN):
         assert code.resources.stack_bytes == code.resources.frame_bytes == 0
-    products = read_products(artifacts.CUBIN, artifacts.PTX).values()
-    assert sum(x.instructions > 0 for x in products) == 2 and not any(x.wait for x in products)
-    assert sum(x.ptx_exponentials for x in products) == pipeline.tile_n  # of dQ's steps
-    assert sum(x.late for x in products) >= pipeline.tile_n / 3
+    found = read_products(artifacts.CUBIN, artifacts.PTX).values()
+    assert sum(x.instructions > 0 for x in found) == 2
+    assert not any(x.wait or x.late or x.by_threads for x in found)
+    assert sum(x.exponentials for x in found) == pipeline.tile_n  # of dQ's steps
 
 
-def test_exponentials_stay_where_they_are_held(tmp_path: Path) -> None:
-    """Planted: what ptxas does not move. Then the plan is no longer that of the machine code."""
-    wait = '    signals.wait("dp#_done")\n'
-    edits = [Edit(queries_consumer, wait, f"    hold_before(p)\n{wait}")]
+def altered(*edits: Edit, head_dim: int, folder: Path) -> list[KernelProducts]:
+    """Of the kernels with these edits."""
     with pytest.MonkeyPatch.context() as patch:
-        put_in_place(edits, tmp_path, patch)
-        compiled = compile_wide_backward(WideBackwardSpec(head_dim=256, head_dim_v=256))
-    products = read_products(compiled.artifacts.CUBIN, compiled.artifacts.PTX)
-    assert not any(one.late or one.wait for one in products.values())
+        put_in_place(edits, folder, patch)
+        compiled = compile_wide_backward(WideBackwardSpec(head_dim=head_dim, head_dim_v=head_dim))
+    found = read_products(compiled.artifacts.CUBIN, compiled.artifacts.PTX)
+    return [one for one in found.values() if one.instructions]
+
+
+@pytest.mark.parametrize("head_dim", [192, 256])
+def test_exponentials_behind_a_wait_are_seen(head_dim: int, tmp_path: Path) -> None:
+    """Planted: nothing holds those of dQ's kernel before the wait for dP."""
+    edit = Edit(queries_consumer, "hold_before(p)", "pass")
+    assert max(one.late for one in altered(edit, head_dim=head_dim, folder=tmp_path)) > 24
+
+
+def test_descriptors_of_threads_are_seen(tmp_path: Path) -> None:
+    """Planted: those of all steps are computed before the first product."""
+    edit = Edit(products, "MOST_AHEAD = 10", "MOST_AHEAD = 99")
+    assert all(one.by_threads for one in altered(edit, head_dim=256, folder=tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_products_of_all_head_dims_run_beside_one_another(causal: bool) -> None:
-    """And all exponentials but those of first steps stand behind dP's wait, as the plan says."""
+    """And exponentials beside them; no thread computes a descriptor."""
     for head_dim in range(136, 257, 8):
         spec = WideBackwardSpec(head_dim=head_dim, head_dim_v=head_dim, causal=causal)
         artifacts = compile_wide_backward(spec).artifacts
-        products = read_products(artifacts.CUBIN, artifacts.PTX).values()
-        assert not any(one.wait for one in products), head_dim
-        steps = sum(one.ptx_exponentials for one in products)
-        assert steps == spec.pipeline.tile_n, head_dim
-        assert sum(one.late for one in products) >= steps / 3, head_dim
+        found = read_products(artifacts.CUBIN, artifacts.PTX).values()
+        assert not any(one.wait or one.late or one.by_threads for one in found), head_dim
+        assert sum(one.exponentials for one in found) == spec.pipeline.tile_n, head_dim
 
 
 def test_both_kernels_may_run_at_once(traced: TracedWide) -> None:

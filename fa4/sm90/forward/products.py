@@ -4,6 +4,7 @@ Products run asynchronously. Their sums are Python lists of Float32 that nothing
 `wait_products` has returned them; within a list, a thread's elements lie as `fragment` says.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import cutlass
@@ -13,7 +14,9 @@ from fa4.config import DTYPE_BITS, PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS
 from fa4.kit.descriptors import (
     DESCRIPTOR_UNIT_BYTES,
     OperandTiles,
+    constant_or_read,
     descriptors,
+    plus,
     swizzle_bytes,
 )
 from fa4.kit.ptx_block import PtxBlock
@@ -21,6 +24,7 @@ from fa4.kit.units import MMA_DEPTH
 
 GROUP = 8  # keys or rows of a core matrix
 SWIZZLES = {128: 1, 64: 2, 32: 3}  # of a descriptor, by the bytes of a row that lie together
+MOST_AHEAD = 10  # steps; of 11, beside other products', ptxas takes registers of threads
 TYPES = {"bf16": "bf16", "fp16": "f16", "e4m3": "e4m3", "e5m2": "e5m2"}
 
 
@@ -44,8 +48,8 @@ class WarpgroupProducts:
     def scores(self, queries: Int32 | int, keys: Int32 | int) -> list[Float32]:
         """Start S = Q K^T with the queries and keys of a stage, as a group of its own."""
         code = PtxBlock()
-        a = descriptors(code, self.q.stage(queries), self.q.high, self.q.steps)
-        b = descriptors(code, self.k.stage(keys), self.k.high, self.k.steps)
+        a = step_descriptors(code, self.q.stage(queries), self.q.high, self.q.steps)
+        b = step_descriptors(code, self.k.stage(keys), self.k.high, self.k.steps)
         sums = [code.register("f32") for _ in range(self.tile_n // 2)]
         multiply(code, sums, a, b, self.dtype, added=False, transposed=False)
         return code.trace(*sums, effects=True)
@@ -65,8 +69,23 @@ class WarpgroupProducts:
         return code.trace(*into, effects=True)
 
 
+def step_descriptors(
+    code: PtxBlock, low: Int32, high: Int32 | int, steps: Sequence[int]
+) -> Iterable[str]:
+    """Those of an operand's steps; of many, each is computed before the product that takes it.
+
+    Else the words of all steps of both operands are live at once: more than there are uniform
+    registers, for which ptxas computes them by threads and moves each, 4 instructions a product.
+    """
+    if len(steps) <= MOST_AHEAD:
+        return descriptors(code, low, high, steps)
+    first, upper = code.read(low), constant_or_read(code, high)
+    words = (plus(code, first, step) for step in steps)
+    return (code.do("mov.b64", f"{{{word}, {upper}}}", kind="b64") for word in words)
+
+
 def multiply(
-    code: PtxBlock, sums: list[str], a: list[str], b: list[str], dtype: str, *,
+    code: PtxBlock, sums: list[str], a: Iterable[str], b: Iterable[str], dtype: str, *,
     added: bool, transposed: bool,
 ) -> None:  # fmt: skip
     """wgmma.mma_async for each step along K (PTX ISA 9.7.15.5.2), and their group.

@@ -5,6 +5,7 @@ Sums are lists of Float32 as in `fa4.sm90.forward.products`: nothing may touch t
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import cutlass
 import cutlass.cute as cute
@@ -14,7 +15,7 @@ from fa4.kit.descriptors import OperandTiles, descriptors
 from fa4.kit.ptx_block import PtxBlock
 from fa4.kit.units import WARPGROUP
 from fa4.sm90.forward import fragment
-from fa4.sm90.forward.products import multiply
+from fa4.sm90.forward.products import multiply, step_descriptors
 from fa4.sm90.wide.spec import WideBackwardSpec
 
 
@@ -52,11 +53,12 @@ class RowProducts:
         """Start own x passing^T with the tile of a stage, as a group of its own. words: `hold`."""
         code = PtxBlock()
         held = code.read_all(words or [])
-        a = ["{" + ", ".join(held[i : i + 4]) + "}" for i in range(0, len(held), 4)]
-        a += descriptors(code, self.own.low, self.own.high, self.own.steps[len(a) :])
-        b = descriptors(code, self.passing.stage(stage), self.passing.high, self.passing.steps)
+        there = ["{" + ", ".join(held[i : i + 4]) + "}" for i in range(0, len(held), 4)]
+        own, passing = self.own, self.passing
+        a = step_descriptors(code, own.low, own.high, own.steps[len(there) :])
+        b = step_descriptors(code, passing.stage(stage), passing.high, passing.steps)
         sums = [code.register("f32") for _ in range(self.width // 2)]
-        multiply(code, sums, a, b, self.dtype, added=False, transposed=False)
+        multiply(code, sums, chain(there, a), b, self.dtype, added=False, transposed=False)
         return code.trace(*sums, effects=True)
 
 

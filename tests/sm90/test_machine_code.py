@@ -1,0 +1,54 @@
+"""Whatever the call: ptxas leaves products, and what is beside them, where its kernel has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("cutlass")
+
+from fa4.compiled.build import compile_kernel
+from fa4.compiled.support import BackwardCall, ForwardCall
+from fa4.compiled.variants import choose_backward_spec, choose_sm90_spec
+from fa4.hardware import H200
+from fa4.inspect.products import KernelProducts, read_products
+from fa4.sm90.wide.spec import WideBackwardSpec
+from tests.sm90.test_chosen_plans import NARROW, calls
+
+FACTORS = 4  # two rows of a thread, in two steps
+COMPILED = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+
+
+def products_of(spec: Any) -> list[KernelProducts]:
+    """Of those kernels that have any."""
+    artifacts = compile_kernel(spec, "sm_90a").artifacts
+    found = read_products(artifacts.CUBIN, artifacts.PTX).values()
+    return [one for one in found if one.instructions]
+
+
+@pytest.mark.slow
+@COMPILED
+@given(calls(("bf16", "fp16", *NARROW)))
+def test_forward_kernels(fields: dict[str, Any]) -> None:
+    """Where loops are many, the factors by which O is rescaled may come late in one of them."""
+    (found,) = products_of(choose_sm90_spec(ForwardCall(**fields)))
+    assert not found.wait and not found.by_threads, found
+    assert found.late <= FACTORS, found
+
+
+@pytest.mark.slow
+@COMPILED
+@given(calls(("bf16", "fp16")), st.booleans(), st.booleans())
+def test_kernels_of_gradients(fields: dict[str, Any], fixed: bool, lse: bool) -> None:
+    """Up to head dim 128 the first step of a work tile may have exponentials behind its wait."""
+    call = BackwardCall(**fields | {"num_splits": 1}, deterministic=fixed, lse_gradient=lse)
+    spec = choose_backward_spec(call, H200)
+    wide = isinstance(spec, WideBackwardSpec)
+    for found in products_of(spec):
+        assert not found.wait and not found.by_threads, found
+        assert found.late <= (0 if wide else found.ptx_exponentials / 2), found
