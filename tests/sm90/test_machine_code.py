@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("cutlass")
@@ -19,9 +19,7 @@ from fa4.sm90.wide.spec import WideBackwardSpec
 from tests.sm90.test_chosen_plans import NARROW, calls
 
 FACTORS = 4  # two rows of a thread, in two steps
-COMPILED = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+COMPILED = settings(max_examples=15)
 
 
 def products_of(spec: Any) -> list[KernelProducts]:
