@@ -128,7 +128,8 @@ def step(
     p = s
     if not spec.modifies_scores:
         p = probabilities(tile, work, rows, number, s)
-        hold_before(p)  # else ptxas waits for dP before the exponentials
+        if sums_first(spec.pipeline):
+            hold_before(p)  # else ptxas waits for dP before the exponentials
     signals.wait("dp#_done")
     dp = wait_products(behind, dp)
     signals.arrive_once("v_empty", values)
