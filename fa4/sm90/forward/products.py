@@ -70,14 +70,14 @@ class WarpgroupProducts:
 
 
 def step_descriptors(
-    code: PtxBlock, low: Int32, high: Int32 | int, steps: Sequence[int]
+    code: PtxBlock, low: Int32, high: Int32 | int, steps: Sequence[int], ahead: int = MOST_AHEAD
 ) -> Iterable[str]:
-    """Those of an operand's steps; of many, each is computed before the product that takes it.
+    """Those of an operand's steps; of more than `ahead`, each before the product that takes it.
 
     Else the words of all steps of both operands are live at once: more than there are uniform
     registers, for which ptxas computes them by threads and moves each, 4 instructions a product.
     """
-    if len(steps) <= MOST_AHEAD:
+    if len(steps) <= ahead:
         return descriptors(code, low, high, steps)
     first, upper = code.read(low), constant_or_read(code, high)
     words = (plus(code, first, step) for step in steps)
