@@ -227,6 +227,10 @@ RECORDS = (
         "hopper_random", "GPU: fa4 bench --random 200 --timing graph --json",
         "fa4.commands.bench_random", *_KERNELS,
     ),
+    _confirmed(
+        "hopper_random_anew", "GPU: fa4 bench --random 200 --timing graph --json",
+        "fa4.commands.bench_random", *_KERNELS,
+    ),
     *(
         _confirmed(
             f"hopper_random_gradients{gpu}",

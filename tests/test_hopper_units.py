@@ -322,7 +322,7 @@ def test_the_simulator_takes_as_long_as_steps_without_loads() -> None:
         ends = [engine.execute(code, np.array([[n, 1, n - 1]])).end for n in (48, 96)]
         off[name] = abs((ends[1] - ends[0]) / 48 / figure.value - 1)
     assert len(off) == 28
-    assert np.mean(list(off.values())) < 0.042
+    assert np.mean(list(off.values())) < 0.04
     assert all(error < 0.06 for name, error in off.items() if "overlap" in name)
 
 
@@ -374,17 +374,22 @@ def test_what_products_leave_of_shared_memory_is_the_simulators() -> None:
 
 
 def test_rows_within_sectors_are_the_simulators() -> None:
-    """Wide heads, all of whose rows begin in the middle of a sector, against those that do not."""
+    """Of heads of which every other one begins in the middle of a sector, against whole ones."""
     found = figures(PORTS)
+
+    def cycles(columns: int, which: str) -> float:
+        return found[f"rows/{columns} columns, of two heads the {which}, all SMs"].value
+
+    shares = []
     for columns in (168, 184, 200, 216, 232, 248):
-        first, second = (
-            found[f"rows/{columns} columns, of two heads the {which}, all SMs"].value
-            for which in ("first", "second")
-        )
-        assert first / second == pytest.approx(
-            find_machine("h200").costs.half_sector_share, abs=0.07
-        )
-        earlier = found[
-            f"rows/{columns} columns, of two heads the second, 8 columns earlier, all SMs"
-        ]
-        assert earlier.value == pytest.approx(first, rel=0.05)
+        first, second = cycles(columns, "first"), cycles(columns, "second")
+        assert first < 0.75 * second
+        earlier = cycles(columns, "second, 8 columns earlier")
+        assert earlier == pytest.approx(first, rel=0.05)
+        if columns > 192:  # narrower tiles wait for L2 longer than they take of its rate
+            shares.append(2 * cycles(256, "first") / (first + second))
+    costs = find_machine("h200").costs
+    assert np.mean(shares) == pytest.approx(costs.half_sector_share, abs=0.01)
+    assert HopperCosts.intervals()["half_sector_share"] == pytest.approx(
+        (min(shares), max(shares)), abs=0.005
+    )

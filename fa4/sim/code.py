@@ -62,6 +62,7 @@ class EventCode:
     work_passes: np.ndarray  # (W, UNITS_PER_WORK) bool
     work_under: np.ndarray  # (W,) int32 unit, -1 for none
     work_stretch: np.ndarray  # (W, UNITS_PER_WORK) float64 share
+    work_follows: np.ndarray  # (W,) bool: a further instruction of the piece of work before
     signal_arrivers: np.ndarray  # (S, 2) int32: first arriver slot and number of them
     signal_free: np.ndarray  # (S,) int64
     signal_latency: np.ndarray  # (S,) float64

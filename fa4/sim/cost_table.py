@@ -80,6 +80,9 @@ class CostTable(SourcedFigures):
         (40.0, 44.0),
     )
     mma_issue_cycles: float = figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
+    mma_queued: float = figure(
+        0.0, "instructions of a role behind the one that runs: here a product is one piece of work"
+    )
     tmem_load_bytes_per_clk: float = figure(
         512.0, "TileSight 466-504, QuickRunCUDA 4 x 128", (466.0, 512.0)
     )
@@ -128,7 +131,7 @@ class CostTable(SourcedFigures):
         19.7, "52 cycles per KiB: Triton AutoWS LatencyModel, B200 probes"
     )
     half_sector_share: float = figure(
-        1.0, "of L2's rate, for rows that begin in the middle of a sector: not measured"
+        1.0, "of L2's rate, where half of the rows begin in the middle of a sector: not measured"
     )
     tma_load_latency_cycles: float = figure(
         400.0, "L2 hit 460 + 6 per KiB (AutoWS LatencyModel), less the 8 per KiB of 126 B/clk"
@@ -237,6 +240,11 @@ class HopperCosts(CostTable):
         "chains of 32 wgmma less chains of 8, beyond N / 2 for N 64 to 128; filled by others",
     )
     mma_tmem_gap_cycles: float = _measured(4.2, "the same with A in registers, 4.1 to 4.5")
+    mma_queued: float = _measured(
+        7.0,
+        "instructions of a warpgroup that wait: the last of 24 is done 242 cycles after its issue "
+        "for N 64, 466 for N 128, alone and beside another warpgroup's, between which they run",
+    )
     alu_lanes_per_clk: float = _measured(64.0, "FMNMX, F2FP, LOP3 (63)")
     issue_per_clk: float = _measured(4.0, "FFMA with FMNMX, 1 per sub-core")
     fma_latency_cycles: float = _measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")
@@ -269,10 +277,10 @@ class HopperCosts(CostTable):
     l2_load_latency_cycles: float = _measured(287.0, "ld.acquire.gpu")
     tma_bytes_per_clk: float = _measured(109.0, "one SM loads 8 to 32 KiB from L2: 9.4 per KiB")
     half_sector_share: float = _measured(
-        0.69,
-        "all SMs load 64 rows of 232 columns of which the first is in the middle of a sector in "
-        "1,454 cycles, else in 1,001; 0.65 to 0.73 of 168 to 248 columns",
-        (0.65, 0.73),
+        0.76,
+        "all SMs load 64 rows of 200 to 248 columns, of every other head from the middle of a "
+        "sector on, in 1,140 to 1,226 cycles on average; of 256 in 890",
+        (0.73, 0.78),
     )
     tma_load_latency_cycles: float = _measured(357.0, "L2 hit, 407 less the wait for the barrier")
     fill_port_share: float = _measured(0.0, "products beside all that L2 gives lose 0% to 2.6%")

@@ -168,7 +168,12 @@ class MachineCosts:
             if not self.in_turns:
                 gap = table.mma_gap_cycles if amount.a_bytes else table.mma_tmem_gap_cycles
                 tensor += gap * amount.depth * amount.element_bytes / PRODUCT_DEPTH_BYTES
+        depth_bytes = amount.depth * amount.element_bytes
         return WorkCost(
+            instructions=max(1, round(depth_bytes / PRODUCT_DEPTH_BYTES))
+            if amount.in_registers
+            else 1,
+            queued=table.mma_queued,
             occupancy_cycles={"tensor": tensor, "smem": operands},
             latency_cycles=latency + waited * (amount.waits - 1),
             issue_cycles=table.mma_issue_cycles

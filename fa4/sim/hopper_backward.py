@@ -136,8 +136,8 @@ def _with_half_sectors(machine: Machine, problem: Problem) -> Machine:
     halves = HALF_SECTOR_BYTES * 2
     if all(2 * dim % halves == 0 for dim in (problem.head_dim, problem.head_dim_v)):
         return machine
-    share = 2.0 / (1.0 + 1.0 / machine.costs.half_sector_share)
-    gpu = replace(machine.gpu, l2_bytes_per_s=share * machine.gpu.l2_bytes_per_s)
+    rate = machine.costs.half_sector_share * machine.gpu.l2_bytes_per_s
+    gpu = replace(machine.gpu, l2_bytes_per_s=rate)
     return replace(machine, gpu=gpu)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class WorkCost:
 
     passes: units that it shares cycle by cycle with what was requested before.
     under: a unit beside which it takes 1 + stretch times as long, unit by unit of its own.
+    instructions: asynchronous work in so many parts, between which a unit serves other roles;
+    `queued`: of these are issued while they wait.
     """
 
     occupancy_cycles: Mapping[str, float]
@@ -47,6 +49,20 @@ class WorkCost:
     passes: frozenset[str] = frozenset()
     under: str | None = None
     stretch: Mapping[str, float] = field(default_factory=dict)
+    instructions: int = 1
+    queued: float = 0.0
+
+    def parts(self) -> Iterator[WorkCost]:
+        """The cost of each instruction, whose issue takes as long as one runs while a queue is
+        full."""
+        count = self.instructions
+        occupancy = {name: x / count for name, x in self.occupancy_cycles.items()}
+        own, issue = next(iter(occupancy.values()), 0.0), self.issue_cycles / count
+        for behind in reversed(range(count)):
+            waited = own if behind and behind >= self.queued else 0.0
+            yield replace(
+                self, occupancy_cycles=occupancy, issue_cycles=max(issue, waited), instructions=1
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +87,7 @@ class _Lowering:
     units: dict[str, int] = field(default_factory=dict)
     code: list[tuple[int, int, int, int]] = field(default_factory=list)
     works: list[tuple[str, WorkCost, float]] = field(default_factory=list)
+    follows: list[bool] = field(default_factory=list)
     waiters: dict[tuple[str, str], int] = field(default_factory=dict)
     arrivers: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -103,15 +120,17 @@ class _Lowering:
         self.code.append((END, start, 0, 0))
 
     def emit_work(self, role: Role, step: Work) -> None:
-        """One WORK instruction with its own row of costs."""
+        """A WORK instruction for each of the work's, with its own row of costs."""
         share = 1.0 if step.share is None else self.shares[step.share]
         cost = self.work_costs(role, step)
         if len(cost.occupancy_cycles) > UNITS_PER_WORK:
             raise ValueError(f"{step.what} uses more than {UNITS_PER_WORK} units")
         for unit in (*cost.occupancy_cycles, *([cost.under] if cost.under else [])):
             self.unit_index(unit)
-        self.code.append((WORK, len(self.works), int(step.asynchronous), 0))
-        self.works.append((step.what, cost, share))
+        for number, part in enumerate(cost.parts() if step.asynchronous else (cost,)):
+            self.code.append((WORK, len(self.works), int(step.asynchronous), 0))
+            self.works.append((step.what, part, share))
+            self.follows.append(number > 0)
 
     def unit_index(self, name: str) -> int:
         """Index of a unit, added on first use."""
@@ -181,6 +200,7 @@ def lower(
             np.int32,
         ),
         work_stretch=stretch,
+        work_follows=np.array(state.follows, np.bool_),
         signal_arrivers=np.array(ranges, np.int32).reshape(-1, 2),
         signal_free=np.array([signal.free for signal in plan.signals], np.int64),
         signal_latency=np.array([cost.latency_cycles for cost in costs]),

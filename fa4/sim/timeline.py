@@ -206,6 +206,7 @@ class _LogReader:
         self.slices: list[UnitSlice] = []
         self.unit_free = [0.0] * len(code.unit_names)
         self.last_event: dict[int, Event] = {}
+        self.last_place: dict[int, int] = {}
         self.last_on_unit: dict[tuple[int, int], tuple[float, UnitSlice]] = {}
         # Per arriver slot: (effective time, what came before the arrival).
         self.arrivals: list[list[tuple[float, Event | UnitSlice | None]]] = [
@@ -229,6 +230,11 @@ class _LogReader:
             event = self._arrive(role, a, b, tile, start)
         else:
             event = self._work(role, a, bool(b), tile, start)
+            if code.work_follows[a]:  # one event for all instructions of a piece of work
+                event = replace(event, start=self.last_event[role].start)
+                self.events[self.last_place[role]] = self.last_event[role] = event
+                return
+        self.last_place[role] = len(self.events)
         self.events.append(event)
         if op != ARRIVE:
             self.last_event[role] = event

@@ -240,9 +240,11 @@ def render_random_peers(record: str = "hopper_random") -> str:
 
 
 def render_random_predictions() -> str:
-    """The same calls: predicted speed over measured, by kind of mask."""
-    record = read_record("hopper_random")
-    found = list(predicted.predicted_calls(record["rows"], predicted.machine_of(record)))
+    """The same calls and others: predicted speed over measured, by kind of mask."""
+    found, others = (
+        list(predicted.predicted_calls(record["rows"], predicted.machine_of(record)))
+        for record in map(read_record, ("hopper_random", "hopper_random_anew"))
+    )
     kinds = {
         "all": found,
         "up to 1k keys": [one for one in found if one.problem.seqlen_k <= 1024],
@@ -250,6 +252,7 @@ def render_random_predictions() -> str:
         "at least 1 ms": [one for one in found if one.seconds >= 1e-3],
         "no mask": [one for one in found if one.problem.window_size == (None, None)],
         "causal": [one for one in found if one.problem.window_size == (None, 0)],
+        "others, drawn when the model was finished": others,
     }
     rows = []
     for name, calls in kinds.items():
@@ -327,6 +330,7 @@ TABLES = MarkedTables(
         "kernel": lambda: render_calls(kernel_points),
         "random": partial(render_random, "hopper_random"),
         "random peers": render_random_peers,
+        "random peers anew": partial(render_random_peers, "hopper_random_anew"),
         "random predictions": render_random_predictions,
         "random gradient predictions": render_random_gradient_predictions,
         "random gradients": partial(

@@ -143,12 +143,12 @@ def test_another_pipeline_has_another_time() -> None:
 
 @pytest.mark.parametrize(
     ("record", "bias", "error", "rank"),
-    [(NARROW, (1.0, 1.07), 0.13, 0.96), (WIDE, (0.98, 1.03), 0.13, 0.8)],
+    [(NARROW, (1.0, 1.07), 0.13, 0.96), (WIDE, (0.98, 1.03), 0.06, 0.95)],
 )
 def test_what_was_measured(
     record: str, bias: tuple[float, float], error: float, rank: float
 ) -> None:
-    """To 6% in the mean; at most 13% off in short calls, and at head dim 256."""
+    """To 6% in the mean; at most 13% off in short calls up to head dim 128, else 6%."""
     found = summarised(list(predicted_gradients(record)))
     assert bias[0] <= found["times"] <= bias[1]
     assert found["largest error"] <= error and found["rank"] >= rank
@@ -162,12 +162,14 @@ def changed(**figures: float) -> Machine:
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_what_products_leave_of_shared_memory_costs_time(head_dim: int) -> None:
-    """More for threads is faster, and so are shorter waits behind full ports."""
+    """More for threads is faster, but at head dim 64, whose products lose by it; and so are shorter
+    waits behind full ports."""
     problem = replace(SMALL, head_dim=head_dim, heads_k=8, batch=24, seqlen_q=1500)
     now = predict_hopper_backward(problem, MACHINE).seconds
     every_other = changed(port_least_share=0.0, bulk_read_bytes=0.0)
     without = [changed(**{f"full_port_{name}_cycles": 0.0}) for name in ("fence", "latency")]
-    for faster in (changed(port_least_share=0.5), every_other, *without):
+    more = [changed(port_least_share=0.5)] if head_dim > 64 else []
+    for faster in (*more, every_other, *without):
         assert predict_hopper_backward(problem, faster).seconds < now
 
 

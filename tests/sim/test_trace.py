@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fa4.base.role_styles import ROLES
 from fa4.commands.trace import trace
 from fa4.sim import engine
+from fa4.sim.code import ARRIVE, WORK
 from fa4.sim.figure import (
     COLOURLESS,
     STRENGTHS,
@@ -158,9 +159,15 @@ def test_timeline_repeats_the_engine(timeline: Timeline) -> None:
         stalled = sum(event.stalled for event in cta.events)
         assert stalled == pytest.approx(run.stalled.sum(), abs=1e-3)
         assert cta.tile_ends == pytest.approx(run.tile_ends.tolist())
-        assert [event.done for event in cta.events if event.kind != "arrive"] == pytest.approx(
-            [row[4] for row in run.log if code.instructions[int(row[1]), 0] != 1]
-        )
+        done, last = [], {}  # of a piece of work its last instruction's
+        for role, at, _, _, end in run.log:
+            op, work = code.instructions[int(at), :2]
+            if op == WORK and code.work_follows[work]:
+                done[last[role]] = end
+            elif op != ARRIVE:
+                last[role] = len(done)
+                done.append(end)
+        assert [event.done for event in cta.events if event.kind != "arrive"] == pytest.approx(done)
 
 
 def test_units_serve_one_request_at_a_time(timeline: Timeline) -> None:
