@@ -21,6 +21,7 @@ from fa4.plan.warpgroup_wide_keys import wide_keys_plan
 from fa4.plan.warpgroup_wide_queries import wide_queries_plan
 
 SUMS = "sums of parts"
+BLOCK_ROWS = 128  # of dQ's sums, whatever the tile
 
 
 class MainKernel(NamedTuple):
@@ -52,18 +53,19 @@ def narrow_kernels(
     lengths: tuple[Lengths, ...] | None,
 ) -> GradientPass:
     """One kernel, which adds dQ up in memory."""
-    rows, keys, read = _sizes(problem, pipeline.element_bytes)
+    rows, keys, read = _sizes(problem, lengths, pipeline.element_bytes)
     d, dv, size = problem.head_dim, problem.head_dim_v, pipeline.element_bytes
     parts = choose_key_parts(_work(problem, lengths, wide=False), gpu.sm_count)
     group = problem.heads_q // problem.heads_k // parts
     tiles = key_blocks(problem, pipeline.tile_m, pipeline.tile_n, group, lengths)
     tiles = tiles.take(_order(tiles, pipeline, problem, gpu.sm_count))
     stored, behind = _of_parts(keys * (d + dv), parts, size)
+    summed = 4 * d * _block_rows(problem, lengths)
     main = MainKernel("dQ, dK, dV", warpgroup_backward_plan(pipeline, gpu), tiles,
-                      read + stored + rows * 8 * d)  # fmt: skip
+                      read + stored + 2 * summed)  # fmt: skip
     return GradientPass(
-        before=rows * (2 * dv * size + 4 * d), zeros=True, mains=[main],
-        behind={"postprocess": rows * d * (4 + size)} | ({SUMS: behind} if behind else {}),
+        before=rows * 2 * dv * size + summed, zeros=True, mains=[main],
+        behind={"postprocess": summed + rows * d * size} | ({SUMS: behind} if behind else {}),
     )  # fmt: skip
 
 
@@ -71,7 +73,7 @@ def wide_kernels(
     problem: Problem, pipeline: WideBackwardPipeline, gpu: Gpu, lengths: tuple[Lengths, ...] | None
 ) -> GradientPass:
     """One that has the keys, and one that has the queries."""
-    rows, keys, read = _sizes(problem, pipeline.element_bytes)
+    rows, keys, read = _sizes(problem, lengths, pipeline.element_bytes)
     d, dv, size = problem.head_dim, problem.head_dim_v, pipeline.element_bytes
     work = _work(problem, lengths, wide=True)
     parts, parts_q = (
@@ -105,7 +107,7 @@ def _of_parts(elements: int, parts: int, size: int) -> tuple[int, int]:
 
 def _work(problem: Problem, lengths: tuple[Lengths, ...] | None, *, wide: bool) -> GradientSizes:
     """What decides whether sums are divided over CTAs."""
-    each = lengths or (Lengths(problem.seqlen_q, problem.seqlen_k),) * problem.batch
+    each = _lengths(problem, lengths)
     return GradientSizes(
         batch=len(each), heads_q=problem.heads_q, heads_k=problem.heads_k,
         rows_q=sum(x.q for x in each), rows_k=sum(x.k for x in each),
@@ -114,11 +116,25 @@ def _work(problem: Problem, lengths: tuple[Lengths, ...] | None, *, wide: bool) 
     )  # fmt: skip
 
 
-def _sizes(problem: Problem, size: int) -> tuple[int, int, int]:
+def _lengths(problem: Problem, lengths: tuple[Lengths, ...] | None) -> tuple[Lengths, ...]:
+    """Of each sequence."""
+    return lengths or (Lengths(problem.seqlen_q, problem.seqlen_k),) * problem.batch
+
+
+def _sizes(
+    problem: Problem, lengths: tuple[Lengths, ...] | None, size: int
+) -> tuple[int, int, int]:
     """Rows of all query heads, of all KV heads, and bytes of Q, dO, K and V."""
-    rows = problem.batch * problem.seqlen_q * problem.heads_q
-    keys = problem.batch * problem.seqlen_k * problem.heads_k
+    each = _lengths(problem, lengths)
+    rows = problem.heads_q * sum(x.q for x in each)
+    keys = problem.heads_k * sum(x.k for x in each)
     return rows, keys, (rows + keys) * (problem.head_dim + problem.head_dim_v) * size
+
+
+def _block_rows(problem: Problem, lengths: tuple[Lengths, ...] | None) -> int:
+    """Rows of all blocks of the workspace: each sequence has whole ones."""
+    blocks = sum(-(-x.q // BLOCK_ROWS) for x in _lengths(problem, lengths))
+    return problem.heads_q * blocks * BLOCK_ROWS
 
 
 def _order(

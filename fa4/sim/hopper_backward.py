@@ -168,7 +168,9 @@ def _simulated(
     begun = 0.0 if behind is None else float(behind.max(initial=0.0))
     clock_hz = machine.clock_under(tensor_share(runner, run))
     taken = max(run.cycles - begun, 0.0)
-    memory = _of_memory(main.name, main.num_bytes, machine, costs.hbm_efficiency)
+    # Gradients are a fifth of its bytes or more: streams of which that much is written take as
+    # long as copies (`streams` of lab/hardware/results/hopper_beside.json).
+    memory = _of_memory(main.name, main.num_bytes, machine, costs.hbm_copy_efficiency)
     launch = costs.launch_ns * 1e-9 if behind is None else 0.0
     seconds = max(taken / clock_hz, memory.hbm_seconds) + launch
     busy = {

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from fa4 import cli
 from fa4.config import Problem
 from fa4.designs import design_of
-from fa4.designs.gradients import MainKernel
+from fa4.designs.gradients import MainKernel, narrow_kernels, wide_kernels
 from fa4.designs.tiles import Lengths, WorkTiles, divided
 from fa4.hardware import H200
 from fa4.plan.schema import Copy
 from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
 from fa4.sim.chip import run_one_by_one
 from fa4.sim.costs import MachineCosts
-from fa4.sim.hopper_backward import backward_pipeline, predict_hopper_backward
+from fa4.sim.hopper_backward import MOST_NARROW, backward_pipeline, predict_hopper_backward
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.predict import Simulation, make_runner
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
@@ -293,3 +293,34 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
         (("--why",), "--why is not of the backward pass of Hopper; got True"),
     ):
         assert run(*more) == (2, "", f"fa4: error: {said}\n")
+
+
+@given(st.integers(1, 3), st.integers(1, 700), st.integers(1, 700), st.sampled_from((64, 192)))
+def test_equal_lengths_are_those_of_the_problem(batch: int, rows: int, keys: int, dim: int) -> None:
+    """Bytes of all kernels and their work tiles; a part of one more sequence adds to each."""
+    problem = replace(
+        SMALL, batch=batch, seqlen_q=rows, seqlen_k=keys, head_dim=dim, head_dim_v=dim
+    )
+    pipeline = backward_pipeline(problem, H200)
+    kernels = narrow_kernels if dim <= MOST_NARROW else wide_kernels
+    plain, *others = (
+        kernels(problem, pipeline, H200, lengths)  # type: ignore[arg-type]
+        for lengths in (None, (Lengths(rows, keys),) * batch, (Lengths(rows, keys),) * (batch + 1))
+    )
+    same, more = others
+    assert (same.before, same.behind) == (plain.before, plain.behind)
+    assert [x.num_bytes for x in same.mains] == [x.num_bytes for x in plain.mains]
+    assert more.before * batch == plain.before * (batch + 1)
+
+
+@given(st.integers(1, 128), st.integers(0, 4))
+def test_dq_is_added_up_in_whole_blocks(rows: int, blocks: int) -> None:
+    """The kernels before and behind move as many bytes of it for one row of a block as for all."""
+    moved = []
+    for count in (rows, 128):
+        problem = replace(SMALL, batch=1, seqlen_q=128 * blocks + count, head_dim=64, head_dim_v=64)
+        pipeline = WarpgroupBackwardPipeline(head_dim=64, head_dim_v=64)
+        found = narrow_kernels(problem, pipeline, H200, None)
+        own = problem.heads_q * problem.seqlen_q * 64 * 2
+        moved.append((found.before - 2 * own, found.behind["postprocess"] - own))
+    assert moved[0] == moved[1] == (moved[0][0],) * 2
