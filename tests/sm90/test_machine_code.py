@@ -15,8 +15,10 @@ from fa4.compiled.support import BackwardCall, ForwardCall
 from fa4.compiled.variants import choose_backward_spec, choose_sm90_spec
 from fa4.hardware import H200
 from fa4.inspect.products import KernelProducts, read_products
+from fa4.kit.units import MMA_DEPTH
 from fa4.plan.warpgroup_wide import WideBackwardPipeline
 from fa4.plan.warpgroup_wide_queries import sums_first
+from fa4.sm90.forward.products import MOST_AHEAD
 from tests.sm90.test_chosen_plans import NARROW, calls
 from tests.sm90.test_wide_plan_trace import computed_by_threads
 
@@ -35,9 +37,12 @@ def products_of(spec: Any) -> list[KernelProducts]:
 @COMPILED
 @given(calls(("bf16", "fp16", *NARROW)))
 def test_forward_kernels(fields: dict[str, Any]) -> None:
-    """Where loops are many, the factors by which O is rescaled may come late in one of them."""
+    """Where loops are many, the factors by which O is rescaled may come late in one of them; of 10
+    steps, with packed heads and a mask, threads may compute descriptors."""
     (found,) = products_of(choose_sm90_spec(ForwardCall(**fields)))
-    assert not found.wait and not found.by_threads, found
+    assert not found.wait, found
+    if fields["dtype"] in NARROW or -(-fields["head_dim"] // MMA_DEPTH) != MOST_AHEAD:
+        assert not found.by_threads, found
     assert found.late <= FACTORS, found
 
 
@@ -45,8 +50,8 @@ def test_forward_kernels(fields: dict[str, Any]) -> None:
 @COMPILED
 @given(calls(("bf16", "fp16")), st.booleans(), st.booleans())
 def test_kernels_of_gradients(fields: dict[str, Any], fixed: bool, lse: bool) -> None:
-    """Up to head dim 192 half of a step's exponentials may be behind its wait; with 12 steps of a
-    product threads may compute descriptors of dQ's kernel."""
+    """Up to head dim 192 half of a step's exponentials may be behind its wait; of 11 or 12 steps
+    threads may compute descriptors in dQ's kernel."""
     call = BackwardCall(**fields | {"num_splits": 1}, deterministic=fixed, lse_gradient=lse)
     spec = choose_backward_spec(call, H200)
     held, moved, pipeline = False, 0, spec.pipeline

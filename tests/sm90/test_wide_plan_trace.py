@@ -111,8 +111,8 @@ def most_late(pipeline: WideBackwardPipeline) -> int:
 
 
 def computed_by_threads(pipeline: WideBackwardPipeline) -> int:
-    """Kernels whose descriptors threads may compute: dQ's, of 12 steps (see MOST_AHEAD)."""
-    return int(11 * MMA_DEPTH < max(pipeline.depths) <= MOST_AHEAD * MMA_DEPTH)
+    """Kernels whose descriptors threads may compute: dQ's, of 11 or 12 steps (see MOST_AHEAD)."""
+    return int(10 * MMA_DEPTH < max(pipeline.depths) <= MOST_AHEAD * MMA_DEPTH)
 
 
 def altered(*edits: Edit, head_dim: int, folder: Path) -> list[KernelProducts]:
