@@ -39,8 +39,8 @@ class WorkCost:
 
     passes: units that it shares cycle by cycle with what was requested before.
     under: a unit beside which it takes 1 + stretch times as long, unit by unit of its own.
-    instructions: asynchronous work in so many parts, between which a unit serves other roles;
-    `queued`: of these are issued while they wait.
+    instructions: asynchronous work in so many parts, between which a unit serves other roles.
+    queued: how many of them a role issues while they wait; it waits to issue the others.
     """
 
     occupancy_cycles: Mapping[str, float]

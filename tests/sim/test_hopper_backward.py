@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fa4 import cli
 from fa4.config import Problem
 from fa4.designs import design_of
-from fa4.designs.gradients import MainKernel, narrow_kernels, wide_kernels
+from fa4.designs.gradients import BLOCK_ROWS, MainKernel, narrow_kernels, wide_kernels
 from fa4.designs.tiles import Lengths, WorkTiles, divided
 from fa4.hardware import H200
 from fa4.plan.schema import Copy
@@ -313,12 +313,14 @@ def test_equal_lengths_are_those_of_the_problem(batch: int, rows: int, keys: int
     assert more.before * batch == plain.before * (batch + 1)
 
 
-@given(st.integers(1, 128), st.integers(0, 4))
+@given(st.integers(1, BLOCK_ROWS), st.integers(0, 4))
 def test_dq_is_added_up_in_whole_blocks(rows: int, blocks: int) -> None:
     """The kernels before and behind move as many bytes of it for one row of a block as for all."""
     moved = []
-    for count in (rows, 128):
-        problem = replace(SMALL, batch=1, seqlen_q=128 * blocks + count, head_dim=64, head_dim_v=64)
+    assert WarpgroupBackwardSpec(head_dim=64, head_dim_v=64).block_rows == BLOCK_ROWS
+    for count in (rows, BLOCK_ROWS):
+        length = BLOCK_ROWS * blocks + count
+        problem = replace(SMALL, batch=1, seqlen_q=length, head_dim=64, head_dim_v=64)
         pipeline = WarpgroupBackwardPipeline(head_dim=64, head_dim_v=64)
         found = narrow_kernels(problem, pipeline, H200, None)
         own = problem.heads_q * problem.seqlen_q * 64 * 2
